@@ -17,6 +17,8 @@ import dataclasses
 import json
 import os
 import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -81,101 +83,78 @@ class CompileCheckConfig(Config):
 def describe(found: Estimate) -> str:
     """The estimate as text."""
     micro_batches = found.gradient_accumulation_steps
-    lines = [
-        f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores",
+    rows = "examples" if found.packing == "none" else "packed rows"
+    head = (
+        f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores\n"
         "step per core: "
-        + (f"{micro_batches} micro-batches of " if micro_batches > 1 else "")
-        + f"{found.batch_size} "
-        + ("examples" if found.packing == "none" else "packed rows")
-        + f" of {found.max_seq_length} tokens, "
-        f"{found.precision}, "
-        + ("remat" if found.remat else "no remat")
-        + f", dropout {found.hidden_dropout:g}/{found.attention_dropout:g}",
+        + f"{micro_batches} micro-batches of "
+        * (micro_batches > 1)
+        + f"{found.batch_size} {rows} of {found.max_seq_length} tokens, "
+        f"{found.precision}, {'remat' if found.remat else 'no remat'}, dropout "
+        f"{found.hidden_dropout:g}/{found.attention_dropout:g}\n"
         "the host runs the loop of steps_per_loop, and launches this program "
-        "for each step",
-        "",
-    ]
-    if found.error:
-        lines += ["DOES NOT COMPILE. The compiler's error:", found.error]
-        return "\n".join(lines)
-    lines += ["compiles" + " (--quick)" * found.quick]
-    lines += [f"  {name:18}{value}" for name, value in _metrics(found)]
-    return "\n".join(lines)
-
-
-def _metrics(found: Estimate) -> list[tuple[str, str]]:
-    """Names and values to print for a program that compiles."""
-    # They are set for every program that compiles.
-    assert found.peak_bytes is not None and found.argument_bytes is not None
-    assert found.temporary_bytes is not None and found.code_bytes is not None
-    assert found.flops is not None
-    assert found.all_reduce_bytes is not None and found.all_reduce_s is not None
-    assert found.compile_s is not None and found.compile_cpu_s is not None
-    limit = found.chip_memory_bytes / GIB
-    peak = found.peak_bytes / GIB
-    shown = [
-        (
-            "HBM of a core",
-            f"peak {peak:.2f} of {limit:.2f} GiB ({peak / limit:.0%})",
-        ),
-        (
-            "",
-            f"arguments {found.argument_bytes / GIB:.2f} (weights, moments, "
-            f"batch), temporaries {found.temporary_bytes / GIB:.2f}, code "
-            f"{found.code_bytes / GIB:.2f} GiB",
-        ),
-        (
-            "operations",
-            f"{found.flops / 1e12:.3g} TFLOP per core and step; "
-            f"{found.model_flops / 1e12:.3g} by the model's formula",
-        ),
-        (
-            "all-reduce",
-            f"{found.num_all_reduces} of {found.all_reduce_bytes / 1e6:.4g} "
-            f"MB in total, at least {found.all_reduce_s * 1e3:.2f} ms",
-        ),
-    ]
-    if found.cycles is not None:
-        assert found.step_s and found.mfu and found.tokens_per_s
-        assert found.tokens_per_s_chip and found.days and found.chip_hours
-        shown += [
-            (
-                "cycles",
-                f"{found.cycles:,}, estimated"
-                + (
-                    "; TOO LOW: some loops have an unknown length"
-                    if found.uncounted_loops
-                    else ""
-                ),
-            ),
-            (
-                "step time",
-                f"{found.step_s * 1e3:.1f} to "
-                f"{LARGEST_RATIO * found.step_s * 1e3:.1f} ms, all-reduce "
-                "included",
-            ),
-            ("MFU", f"{found.mfu:.1%} at the shorter step time"),
-            (
-                "tokens per second",
-                f"{found.tokens_per_s_chip:,.0f} per chip, "
-                f"{found.tokens_per_s:,.0f} in total, at the shorter step time",
-            ),
-            (
-                "complete run",
-                f"{found.days:.2f} to {LARGEST_RATIO * found.days:.2f} days, "
-                f"{found.chip_hours:,.0f} to "
-                f"{LARGEST_RATIO * found.chip_hours:,.0f} chip-hours",
-            ),
-        ]
-    versions = ", ".join(f"{n} {v}" for n, v in found.versions.items())
-    shown.append(
-        (
-            "compiled in",
-            f"{found.compile_s:.0f} s, {found.compile_cpu_s:.0f} s of CPU "
-            f"time; {versions}",
-        )
+        "for each step\n\n"
     )
-    return shown
+    if found.error:
+        return f"{head}DOES NOT COMPILE. The compiler's error:\n{found.error}"
+    lines = [f"  {name:18}{value}" for name, value in _metrics(found)]
+    quick = " (--quick)" * found.quick
+    return "\n".join([f"{head}compiles{quick}", *lines])
+
+
+def _metrics(found: Any) -> Iterator[tuple[str, str]]:
+    """Names and values to print for a program that compiles."""
+    peak, limit = found.peak_bytes / GIB, found.chip_memory_bytes / GIB
+    yield (
+        "HBM of a core",
+        f"peak {peak:.2f} of {limit:.2f} GiB ({peak / limit:.0%})",
+    )
+    yield (
+        "",
+        f"arguments {found.argument_bytes / GIB:.2f} (weights, moments, batch),"
+        f" temporaries {found.temporary_bytes / GIB:.2f}, code "
+        f"{found.code_bytes / GIB:.2f} GiB",
+    )
+    yield (
+        "operations",
+        f"{found.flops / 1e12:.3g} TFLOP per core and step; "
+        f"{found.model_flops / 1e12:.3g} by the model's formula",
+    )
+    yield (
+        "all-reduce",
+        f"{found.num_all_reduces} of {found.all_reduce_bytes / 1e6:.4g} MB in "
+        f"total, at least {found.all_reduce_s * 1e3:.2f} ms",
+    )
+    if found.cycles is not None:
+        unknown = "; TOO LOW: some loops have an unknown length"
+        yield (
+            "cycles",
+            f"{found.cycles:,}, estimated"
+            + unknown * (found.uncounted_loops > 0),
+        )
+        shortest = found.step_s * 1e3, found.days, found.chip_hours
+        step_ms, days, hours = (LARGEST_RATIO * value for value in shortest)
+        yield (
+            "step time",
+            f"{shortest[0]:.1f} to {step_ms:.1f} ms, all-reduce included",
+        )
+        yield "MFU", f"{found.mfu:.1%} at the shorter step time"
+        yield (
+            "tokens per second",
+            f"{found.tokens_per_s_chip:,.0f} per chip, "
+            f"{found.tokens_per_s:,.0f} in total, at the shorter step time",
+        )
+        yield (
+            "complete run",
+            f"{shortest[1]:.2f} to {days:.2f} days, "
+            f"{shortest[2]:,.0f} to {hours:,.0f} chip-hours",
+        )
+    versions = ", ".join(f"{n} {v}" for n, v in found.versions.items())
+    yield (
+        "compiled in",
+        f"{found.compile_s:.0f} s, {found.compile_cpu_s:.0f} s of CPU time; "
+        f"{versions}",
+    )
 
 
 def main(config: CompileCheckConfig) -> int:

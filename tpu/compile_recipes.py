@@ -13,7 +13,6 @@ import json
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 from absl import logging
 
@@ -27,45 +26,43 @@ FOUND = ROOT / "tpu" / "compiled.json"
 
 # The flag files of each recipe, in configs/pretrain and configs/hardware, and
 # the flags that follow them. The best micro-batch depends on model and slice.
-_IN_4 = "--gradient_accumulation_steps=4"
-_IN_5 = "--gradient_accumulation_steps=5"
-_IN_8 = "--gradient_accumulation_steps=8"
+_IN = "--gradient_accumulation_steps="
 _NO_DROPOUT = "--recompute_logit_gradients --float32_score_gradients"
 _NO_LIMIT = "--libtpu_init_args="
 RECIPES = {
     "base_v1_125k": "base_v1_125k v5e_256",
     "base_v1_125k_packed": "base_v1_125k packed v5e_128",
-    "base_v2_125k": f"base_v2_125k v5e_256 {_IN_4} {_NO_DROPOUT} {_NO_LIMIT}",
+    "base_v2_125k": f"base_v2_125k v5e_256 {_IN}4 {_NO_DROPOUT} {_NO_LIMIT}",
     "base_v2_125k_packed": (
         f"base_v2_125k packed v5e_128 {_NO_DROPOUT} {_NO_LIMIT}"
     ),
     "base_v2_125k_v4": "base_v2_125k v4_128",
     "base_v2_125k_v5p": "base_v2_125k v5p_128",
     "base_v2_125k_v6e": "base_v2_125k v6e_8",
-    "base_v2_10m": f"base_v2_10m v5e_256 {_IN_4} {_NO_DROPOUT} {_NO_LIMIT}",
+    "base_v2_10m": f"base_v2_10m v5e_256 {_IN}4 {_NO_DROPOUT} {_NO_LIMIT}",
     "base_v2_10m_packed": (
         f"base_v2_10m packed v5e_128 {_NO_DROPOUT} {_NO_LIMIT}"
     ),
     "bert_base_125k": "bert_base_125k v5e_256",
-    "bert_large_125k": f"bert_large_125k v5e_256 {_IN_4}",
-    "large_v1_125k": f"large_v1_125k v5e_256 {_IN_4}",
+    "bert_large_125k": f"bert_large_125k v5e_256 {_IN}4",
+    "large_v1_125k": f"large_v1_125k v5e_256 {_IN}4",
     "large_v1_125k_packed": (
         "large_v1_125k packed v5e_256 "
         "--libtpu_init_args=--xla_tpu_scoped_vmem_limit_kib=28672"
     ),
-    "large_v2_3m": f"large_v2_3m v5e_256 {_IN_4} {_NO_DROPOUT}",
+    "large_v2_3m": f"large_v2_3m v5e_256 {_IN}4 {_NO_DROPOUT}",
     "large_v2_3m_packed": (
         f"large_v2_3m packed v5e_256 {_NO_DROPOUT} {_NO_LIMIT}"
     ),
-    "xlarge_v1_125k": f"xlarge_v1_125k v5e_256 {_IN_4}",
+    "xlarge_v1_125k": f"xlarge_v1_125k v5e_256 {_IN}4",
     "xlarge_v1_125k_packed": "xlarge_v1_125k packed v5e_256",
-    "xlarge_v2_3m": f"xlarge_v2_3m v5e_256 {_IN_4}",
+    "xlarge_v2_3m": f"xlarge_v2_3m v5e_256 {_IN}4",
     "xlarge_v2_3m_packed": "xlarge_v2_3m packed v5e_256",
-    "xxlarge_dropout_removal": f"xxlarge_dropout_removal v5e_256 {_IN_8}",
-    "xxlarge_v1_125k": f"xxlarge_v1_125k v5e_256 {_IN_8}",
-    "xxlarge_v1_125k_packed": f"xxlarge_v1_125k packed v5e_256 {_IN_5}",
-    "xxlarge_v2_3m": f"xxlarge_v2_3m v5e_256 {_IN_8}",
-    "xxlarge_v2_3m_packed": f"xxlarge_v2_3m packed v5e_256 {_IN_5}",
+    "xxlarge_dropout_removal": f"xxlarge_dropout_removal v5e_256 {_IN}8",
+    "xxlarge_v1_125k": f"xxlarge_v1_125k v5e_256 {_IN}8",
+    "xxlarge_v1_125k_packed": f"xxlarge_v1_125k packed v5e_256 {_IN}5",
+    "xxlarge_v2_3m": f"xxlarge_v2_3m v5e_256 {_IN}8",
+    "xxlarge_v2_3m_packed": f"xxlarge_v2_3m packed v5e_256 {_IN}5",
 }
 
 
@@ -118,37 +115,28 @@ def main(config: CompileRecipesConfig) -> None:
             remedy=f"Recipes: {', '.join(sorted(RECIPES))}.",
         )
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    command = [sys.executable, "-m", "tpu.compile_check", "--json"]
+    command += ["--quick"] * config.quick
     for name in config.recipe or sorted(RECIPES):
         logging.info("compiling %s", name)
-        one = _compile(name, ["--quick"] if config.quick else [])
-        found[name] = {**one, "flags": RECIPES[name]}
+        # The compiler reads its flags when it is loaded, and some 10 GB of
+        # memory are released with its process.
+        done = subprocess.run(
+            [*command, *flags_of(name)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        if done.returncode not in (0, EXIT_DOES_NOT_COMPILE):
+            raise UserError(
+                "tpu.compile_check must return an estimate",
+                received=f"exit status {done.returncode} for {name}",
+                remedy="See its message above. Without one, the machine may "
+                "have too little memory: a large model needs some 10 GB.",
+            )
+        found[name] = {**json.loads(done.stdout), "flags": RECIPES[name]}
         content = json.dumps(found, indent=1, sort_keys=True) + "\n"
         files.write_bytes(str(FOUND), content.encode())
-
-
-def _compile(name: str, options: list[str]) -> dict[str, Any]:
-    """The estimate of a recipe, as `compile_check` prints it.
-
-    The compiler reads its flags when it is loaded, and some 10 GB of memory are
-    released with its process.
-    """
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tpu.compile_check", "--json"),
-            *(*flags_of(name), *options),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode not in (0, EXIT_DOES_NOT_COMPILE):
-        raise UserError(
-            "tpu.compile_check must return an estimate",
-            received=f"exit status {done.returncode} for {name}",
-            remedy="See its message above. Without one, the machine may have "
-            "too little memory: a large model needs some 10 GB.",
-        )
-    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def test_each_recipe_is_compiled_by_compile_check(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="status -9 for base_v2_125k_v5p"):
         compile_recipes.main(CompileRecipesConfig(recipe=names, quick=True))
     assert calls[0] == [
-        *("tpu.compile_check", "--json"),
+        *("tpu.compile_check", "--json", "--quick"),
         "--flagfile=configs/pretrain/base_v2_125k.flags",
-        *("--flagfile=configs/hardware/v4_128.flags", "--quick"),
+        "--flagfile=configs/hardware/v4_128.flags",
     ]
     assert json.loads(stored.read_text()) == {
         "large_v1_125k": {},

@@ -38,11 +38,12 @@ class Cloud:
         plan: How each training ends, five minutes after its start: its exit
             status, "reboot" or "silent" (ssh then fails); also, optionally, the
             checkpoint that it saves at its start, "broken" (later starts on
-            this slice fail), and the state of the slice from then on ("A|B"
-            alternates), two minutes later with "late".
+            this slice fail) or "wiped" (until the next set-up), and the state
+            of the slice from then on ("A|B" alternates), two minutes later with
+            "late".
         states: Of a new request, one for each query; the last one stays.
         failing: For each verb of gcloud or command of a host, whether a call
-            fails, in order; or a number of failures.
+            fails, in order; "late" fails after the effect.
         calls: All commands.
         now_s: The time.
     """
@@ -86,12 +87,14 @@ class Cloud:
 
     def _fails(self, verb, is_remote):
         planned = self.failing.get(verb, [])
-        if planned and planned.pop(0):
+        if planned and (fault := planned.pop(0)):
+            if fault == "late":
+                getattr(self, f"_{verb}")()
             return True
-        broken = "silent" in self._ended or (
-            "broken" in self._ended and verb == "serve"
+        faults = {"silent"} | (
+            {"broken", "wiped"} if verb == "serve" else set()
         )
-        return is_remote and broken
+        return is_remote and bool(faults & {*self._ended})
 
     @property
     def _ended(self):
@@ -122,6 +125,9 @@ class Cloud:
 
     def _delete(self):
         self._clear()
+
+    def _install(self):
+        self._words = [word for word in self._words if word != "wiped"]
 
     def _train(self):
         self._words, self._end_s = self.plan.pop(0).split(), self.now_s + 300
@@ -398,6 +404,10 @@ CASES = {
         *(["--delete_when_done=true"], 0, "STILL CHARGED"),
         *(["create", *["delete"] * 5], 1),
     ),
+    "a delete that fails late is not retried": (
+        {"failing": {"delete": ["late"]}},
+        *(["--delete_when_done=true"], 0, "is done", ["create", "delete"], 1),
+    ),
     "an error of training ends run with the end of the log": (
         {"plan": ["1"]},
         *([], 1, "the last words", ["create"], 1),
@@ -454,10 +464,10 @@ CASES = {
         ["--max_failures=2"],
         *(75, "2 times without a new checkpoint, on 2 slices", REPLACED, 5),
     ),
-    # A reboot after a checkpoint does not count.
+    # A reboot after a checkpoint does not count, even between two polls.
     "hosts that reboot again and again are replaced": (
         {"plan": ["reboot step-1", "reboot step-2", *["reboot"] * 2, "0"]},
-        ["--max_failures=2"],
+        ["--max_failures=2", "--poll_s=600"],
         *(0, "2 times without a new checkpoint: requesting", REPLACED, 5),
     ),
     # Two attempts on each slice; the last slice is charged.
@@ -469,9 +479,8 @@ CASES = {
         )
         for verb in ("scp", "install", "serve", "train")
     },
-    # The files of a host may be missing: the second start sets it up again.
-    "a start that fails is repeated with a set-up": (
-        {"plan": ["143", "0"], "failing": {"serve": [False, True]}},
+    "a host that has lost its files is set up again": (
+        {"plan": ["143 step-1 wiped", "0"]},
         *([], 0, "training cannot be started", ["create"], 2),
     ),
     **{
@@ -529,43 +538,25 @@ def test_a_command_that_does_not_end_has_a_limit(tmp_path):
     assert (done.returncode, done.stdout) == (launch.TIMEOUT_STATUS, "READY\n")
 
 
-def test_the_documented_command_is_valid(monkeypatch):
-    """`launch` accepts it, and the trainer its training flags."""
-    blocks = (ROOT / "docs" / "tpu.md").read_text().split("\n\n")
-    (block,) = (b for b in blocks if "tpu.launch run --name=" in b)
-    done = subprocess.run(
-        ["bash", "-ec", block.replace("launch run", "launch run --dry_run")],
-        env={
-            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-            **{
-                "PROJECT": "mine",
-                "ZONE": "us-west4-a",
-                "BUCKET": "mine-albert",
-            },
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
+def test_the_documented_command_is_valid(cloud, monkeypatch):
+    """The trainer reads its flags, and estimates that it fits the slice."""
+    (command,) = re.findall(
+        r"-m tpu\.launch (run --name=base(?:.*\\\n)+.*)",
+        (ROOT / "docs" / "tpu.md").read_text(),
     )
-    lines = done.stdout.splitlines()
-    commands = [
-        shlex.split(line) for line in lines if line.startswith("gcloud")
-    ]
-    train = next(w for w in commands[-2] if w.startswith("--command="))
-    words = shlex.split(train.removeprefix("--command="))
-    assert words[:3] == ["bash", "albert_tf/tpu/on_host.sh", "train"]
-    assert words[3] == "gs://mine-albert/logs/base"
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(launch, "ROOT", ROOT)
+    words = shlex.split(command.replace("$BUCKET", "mine-albert"))
+    assert cloud.launch(*words) == 0
+    (start,) = cloud.starts
+    _, _, _, log_dir, *training = shlex.split(start.partition("=")[2])
+    assert log_dir == "gs://mine-albert/logs/base"
     values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, values)
-    values(["run_pretraining", *words[4:]])
+    values(["run_pretraining", *training])
     config = flags.parse(PretrainingConfig, values)
     assert config.training.output_dir == "gs://mine-albert/runs/base"
-    # The run fits the slice, by the trainer's estimate.
-    (create,) = (c for c in commands if c[4] == "create")
-    assert "--accelerator-type=v5litepod-8" in create
+    assert any("--accelerator-type=v5litepod-8" in call for call in cloud.calls)
     needed = sum(Pretraining(config).memory_per_replica(8).values())
     assert 1.5 * needed < TPU_CHIPS["v5e"].memory_bytes
 
@@ -624,12 +615,9 @@ def test_run_trains_on_a_host(tmp_path):
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training is done" in done.stdout
-    started = (host / "started").read_text().splitlines()
-    assert started == [
+    assert (host / "started").read_text().splitlines() == [
         "-m albert_tf.cluster.notices --wait 600",
-        " ".join(
-            ["-m albert_tf.run_pretraining --strategy=tpu", *TRAINING],
-        ),
+        f"-m albert_tf.run_pretraining --strategy=tpu {' '.join(TRAINING)}",
     ]
     assert (host / "albert_tf" / "setup.py").exists()
     calls = (host / "calls").read_text().split()

@@ -8,9 +8,7 @@ from albert_tf.training import train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from tests.helpers.compiled_runs import tiny_config
-from tpu import (
-    replica_program,
-)
+from tpu import replica_program
 
 
 def make_batch(arguments, vocab_size):
@@ -90,20 +88,13 @@ def test_the_program_computes_the_trainers_step(packing):
 def test_each_core_sums_over_the_complete_slice():
     """Each sum of the program has a group of all 8 cores."""
     config = tiny_config()
-    program, arguments = replica_program.make_program(
-        train_step.make_state(config, Pretraining(config)), config, 8
-    )
+    state = train_step.make_state(config, Pretraining(config))
+    program, arguments = replica_program.make_program(state, config, 8)
     hlo = program.experimental_get_compiler_ir(*arguments)(
         stage="hlo", platform_name="CPU"
     )
     sums = [line for line in hlo.splitlines() if " all-reduce(" in line]
-    # The weight of the batch, each gradient, and the metrics.
-    assert (
-        len(sums)
-        == 2
-        + len(
-            train_step.make_state(config, Pretraining(config)).optimizer.slots
-        )
-        // 2
-    )
+    # The weight of the batch, each gradient, and the metrics. Each weight has
+    # two moments.
+    assert len(sums) == 2 + len(state.optimizer.slots) // 2
     assert all("replica_groups={{0,1,2,3,4,5,6,7}}" in line for line in sums)

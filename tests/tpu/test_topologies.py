@@ -3,9 +3,7 @@
 import pytest
 
 from albert_tf.errors import UserError
-from tpu import (
-    topologies,
-)
+from tpu import topologies
 
 # As in Google Cloud's tables of accelerator types: our name, chips, cores.
 SLICES = {
@@ -31,11 +29,8 @@ SLICES = {
 def test_slice_names_give_the_number_of_chips(name):
     text, chips, cores = SLICES[name]
     found = topologies.parse(name)
-    assert (str(found), found.num_chips, found.num_cores) == (
-        text,
-        chips,
-        cores,
-    )
+    numbers = found.num_chips, found.num_cores
+    assert (str(found), *numbers) == (text, chips, cores)
 
 
 @pytest.mark.parametrize(
