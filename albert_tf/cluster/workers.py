@@ -380,7 +380,7 @@ def _describe_loss(
     return f"no answer from {', '.join(lost or [unnamed])}"
 
 
-def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
+def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:
     """Waits for all processes and checks that they are at the same step.
 
     Raises:
@@ -389,7 +389,7 @@ def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
     if is_one_process(strategy):
         return
 
-    total, squares = _sum_over_replicas(strategy, [step, step**2])
+    total, squares = sum_over_replicas(strategy, [step, step**2])
     replicas = strategy.num_replicas_in_sync
     if total != step * replicas or squares != step**2 * replicas:
         raise UserError(
@@ -400,7 +400,7 @@ def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
         )
 
 
-def _sum_over_replicas(
+def sum_over_replicas(
     strategy: tf.distribute.Strategy, values: list[float]
 ) -> list[float]:
     """Sums values of each process over all replicas, in float64."""

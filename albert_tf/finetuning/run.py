@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.cluster.workers import check_agreement, is_chief
+from albert_tf.cluster.workers import is_chief, wait_for_all
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import KINDS, QUESTION_ANSWERING, TaskConfig
 from albert_tf.errors import UserError, name_faults
@@ -242,7 +242,7 @@ def _resolve(
     for examples in sets.values():
         for line in examples.describe():
             logging.info("%s", line)
-    check_agreement(strategy, 0)  # the other workers wait for the chief
+    wait_for_all(strategy, 0)  # the other workers wait for the chief
     files = files or find_features()
     complete = config.replace(
         model=base.config,

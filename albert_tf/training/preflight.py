@@ -29,7 +29,7 @@ from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.workers import is_one_process
+from albert_tf.cluster.workers import is_one_process, sum_over_replicas
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.input.damaged_records import READING_ERRORS
@@ -441,14 +441,8 @@ class Preflight:
         if is_one_process(self.strategy):
             return
 
-        def total() -> tf.Tensor:
-            replica = tf.distribute.get_replica_context()
-            failed = tf.constant(float(self._num_failed))
-            return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
-
         with connect(self.config.distribution, self.strategy):
-            totals = tf.function(self.strategy.run)(total)
-            failed = self.strategy.experimental_local_results(totals)[0]
+            (failed,) = sum_over_replicas(self.strategy, [self._num_failed])
         if failed > 0:
             where = "this worker" if self._num_failed else "other workers"
             raise UserError(

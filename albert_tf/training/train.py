@@ -132,7 +132,7 @@ def open_run(
     resumed = trainer.start(initial)
     restore_s = time.monotonic() - restore_began
     position = trainer.position
-    trainer.check_agreement()
+    trainer.wait_for_all()
     # The settings, which now have been found to fit the checkpoint, and the
     # log. Lines of steps after the checkpoint are dropped.
     run_log = None

@@ -10,7 +10,7 @@ from absl import logging
 
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import values_on_first
-from albert_tf.cluster.workers import check_agreement
+from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
@@ -358,11 +358,11 @@ class Trainer:
             if directory in self.store.save_errors:
                 raise self.store.save_errors[directory]
         # If this worker ended before the others, they would report it as lost.
-        self.check_agreement()
+        self.wait_for_all()
 
-    def check_agreement(self) -> None:
+    def wait_for_all(self) -> None:
         """Waits for all workers, which must be at the same step."""
-        check_agreement(self.host.strategy, self.position.step)
+        wait_for_all(self.host.strategy, self.position.step)
 
     def _notes(self) -> dict[str, Any]:
         position = self.position
@@ -388,13 +388,13 @@ class Trainer:
         lost_s = position.times.total
         with self.host.watchdog.limit("the return to a checkpoint"):
             self.store.wait()
-            self.check_agreement()
+            self.wait_for_all()
             restored = self.restore(avoided)
             assert restored, "a new run saves one before its first step"
             # The run has continued past this step before, so the evaluation
             # that was cut short at this step is not due again.
             position.to_evaluate = False
-            self.check_agreement()
+            self.wait_for_all()
         return lost_s - position.times.total
 
     def roll_back(self, reason: str) -> tuple[Rollback, float]:

@@ -10,7 +10,7 @@ import signal
 import sys
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.cluster.workers import check_agreement
+from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
@@ -20,9 +20,9 @@ def main() -> None:
     strategy = make_strategy(
         DistributionConfig(strategy="multi_worker", worker_timeout_s=300)
     )
-    check_agreement(strategy, 7)  # this step is common
+    wait_for_all(strategy, 7)  # this step is common
     try:
-        check_agreement(strategy, step)
+        wait_for_all(strategy, step)
     except UserError as error:
         print(error, file=sys.stderr)
         signal.pause()
