@@ -36,15 +36,20 @@ def assert_same_run(one, other):
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
-    tiny_records, tiny_dynamic_records, tmp_path, workers
+    tiny_records,
+    tiny_dynamic_records,
+    tiny_dynamic_packed_records,
+    tmp_path,
+    workers,
 ):
     """By SIGKILL, SOAK_KILLS times, and once by SIGTERM.
 
-    Most checkpoints are saved within a loop. Dropout is on and then off, and
-    one of the runs changes its data; neither at a multiple of steps_per_loop.
+    Most checkpoints are saved within a loop. Dropout is on and then off; one
+    run changes its data; neither at a multiple of steps_per_loop. The run of
+    two workers reads packed rows.
     """
     kills = int(os.environ.get("SOAK_KILLS", "1"))
-    settings = {"strategy": "one_device"}
+    records, settings = tiny_records, {"strategy": "one_device"}
     boundaries = {65}
     if workers == 1:
         settings |= {
@@ -57,11 +62,12 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         }
         boundaries |= {33}
     else:
-        settings["strategy"] = "multi_worker"
+        records = tiny_dynamic_packed_records
+        settings = {"strategy": "multi_worker", **tiny_run.PACKING}
 
     def run(name):
         config = tiny_run.make_config(
-            tiny_records,
+            records,
             tmp_path / name,
             dropout_schedule="0:0.1,65:0.0",
             num_train_steps=120 + 30 * kills,
