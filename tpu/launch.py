@@ -38,7 +38,7 @@ by ALBERT_TPU_ZONE:
     --user=                        user on the hosts; default: as here
     --ssh_flags=                   further flags for ssh and scp
     --log_dir=                     gs://... to which the log is copied each
-                                   minute, in parts of 1 MB
+                                   minute
     --max_code_mb=100              limit of the packed code
     --poll_s=60                    seconds between checks of the state
     --query_s=120                  limit of one query of a state

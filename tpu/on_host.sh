@@ -30,7 +30,6 @@ port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
 server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
 notice_wait_s=${ALBERT_TPU_NOTICE_WAIT_S:-600} # for the end of a notice
 copy_log_s=${ALBERT_TPU_COPY_LOG_S:-60} # between two copies of the log
-log_part_bytes=${ALBERT_TPU_LOG_PART_BYTES:-1000000} # limit of one object
 
 fail() {
   printf 'error: %s: %s\n' "$(hostname)" "$1" >&2
@@ -228,38 +227,19 @@ supervise() {
   mv "$state/exit_status.partial" "$state/exit_status"
 }
 
-# Copies the log to directory $1 each minute, and at the end of its stdin. An
-# object on gs:// cannot grow, so each copy uploads only the parts of the log
-# that have grown. All starts on a host continue the same parts.
+# Copies the log to directory $1 each minute, and at the end of its stdin. All
+# starts on a host continue the same copy; its name has the time of the first.
 copy_log() {
-  local prefix='' part=0 ended=''
-  [[ ! -s $state/copied ]] || read -r prefix part <"$state/copied"
-  if [[ ${prefix%/*} != "$1" ]]; then
-    prefix=$1/$(hostname)-$(date '+%Y%m%d-%H%M%S')
-    part=0
-  fi
+  local name=$state/copy_name ended=''
+  [[ -s $name ]] || echo "$(hostname)-$(date '+%Y%m%d-%H%M%S').log" >"$name"
+  local copy=$1/$(<"$name")
   until [[ $ended ]]; do
     # The status is above 128 after the timeout, and 1 at the end of stdin.
     read -rt "$copy_log_s" || (($? > 128)) || ended=true
-    while copy_part; do part=$((part + 1)); done
-    # A disk that is full for a while must not end the copies.
-    { echo "$prefix $part" >"$state/copied.partial" &&
-      mv "$state/copied.partial" "$state/copied"; } || true
+    timeout 300 gcloud storage cp --quiet "$log" "$copy" \
+      >"$state/copy.log" 2>&1 </dev/null ||
+      echo "the log could not be copied to $copy: $(tail -n 1 "$state/copy.log")"
   done
-}
-
-# Whether this part of the log is full and has been copied.
-copy_part() {
-  local copy file=$state/part.log
-  printf -v copy '%s-%04d.log' "$prefix" "$part"
-  dd if="$log" of="$file" bs="$log_part_bytes" skip="$part" count=1 status=none
-  [[ -s $file ]] || return 1
-  timeout 300 gcloud storage cp --quiet "$file" "$copy" \
-    >"$state/copy.log" 2>&1 </dev/null || {
-    echo "the log could not be copied to $copy: $(tail -n 1 "$state/copy.log")"
-    return 1
-  }
-  (($(wc -c <"$file") == log_part_bytes))
 }
 
 status() {
