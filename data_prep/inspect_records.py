@@ -14,15 +14,18 @@ chance. Records of google-research/albert have no metadata; checks that need it
 are skipped.
 """
 
-# TensorFlow is not imported here: each worker process imports this module.
-
 import dataclasses
+import io
 import itertools
+import math
 import posixpath
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from albert_tf.config import flags
 from albert_tf.errors import UserError
@@ -32,28 +35,25 @@ from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import (
     MASK_ID,
     METADATA_FILE,
+    SENTENCE_LABEL,
     SEP_ID,
     TOKENIZER_FILE,
     UNFINISHED_FILE,
+    UNK_ID,
     RecordsMetadata,
     read_metadata,
 )
+from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 from data_prep.config import InspectConfig
-from data_prep.inspection.rows import RecordRules, read_lists
-from data_prep.inspection.shards import (
-    Example,
+from data_prep.inspection import (
     Fault,
+    RecordRules,
     ShardReport,
-    ShardTask,
-    inspect_shard,
-)
-from data_prep.inspection.statistics import (
-    Finding,
     Statistics,
-    draw_histograms,
-    empty_statistics,
-    judge_statistics,
+    check_rows,
+    inspect_shard,
+    read_lists,
 )
 from data_prep.processes import Processes, count_workers, show_progress
 
@@ -61,6 +61,13 @@ _SHARDS = "*.tfrecord"
 
 # If there is no metadata, one of the first records must contain the lengths.
 _NUM_RECORDS_TO_LEARN_FROM = 100
+
+# A statistic with a known distribution must lie within five standard deviations
+# of its mean; chance violates that once in two million.
+_MAX_DEVIATIONS = 5.0
+
+# Pieces in the histogram.
+_NUM_PIECES = 25
 
 _LEGEND = (
     "[MASK:piece] is masked, [kept:piece] is unchanged, [piece->other] is "
@@ -71,6 +78,15 @@ _LABELS = {
     "sop": (", in order", ", swapped"),
     "nsp": (", adjacent text", ", text of another document"),
 }
+
+
+class Finding(NamedTuple):
+    """A line of the table; `passed` is None if the reader must judge."""
+
+    name: str
+    found: str
+    expected: str = ""
+    passed: bool | None = None
 
 
 @dataclasses.dataclass
@@ -85,7 +101,6 @@ class RecordSet:
         findings: Lines of the table.
         faults: Faults of the files and the first faults of each shard.
         num_faults: Number of all faults.
-        examples: Examples to print.
     """
 
     directory: str
@@ -97,12 +112,15 @@ class RecordSet:
     findings: list[Finding]
     faults: list[Fault] = dataclasses.field(default_factory=list)
     num_faults: int = 0
-    examples: list[Example] = dataclasses.field(default_factory=list)
 
     def refuse(self, name: str, what: str) -> None:
         """Adds a fault of a file of the directory."""
         self.faults.append(Fault(posixpath.join(self.directory, name), what))
         self.num_faults += 1
+
+    def note(self, *finding: Any) -> None:
+        """Adds a line of the table."""
+        self.findings.append(Finding(*finding))
 
 
 def main(config: InspectConfig) -> int:
@@ -128,21 +146,10 @@ def main(config: InspectConfig) -> int:
         check_writable(config.output_file)
     _inspect_shards(sets, config)
     for records in sets:
-        metadata = records.metadata
-        records.findings += judge_statistics(
-            records.statistics,
-            records.rules,
-            metadata,
-            is_complete=metadata is None
-            or metadata.shards.keys()
-            <= set(map(posixpath.basename, records.shards)),
-        )
-        _print_set(records, config.max_faults)
+        _judge_statistics(records)
+        _print_set(records, config)
     if config.output_file:
-        picture = draw_histograms(
-            {s.directory: (s.statistics, s.tokenizer) for s in sets}
-        )
-        files.write_bytes(config.output_file, picture)
+        files.write_bytes(config.output_file, _draw_histograms(sets))
         print(f"histograms: {config.output_file}")
     num_faults = sum(records.num_faults for records in sets)
     num_failed = sum(f.passed is False for s in sets for f in s.findings)
@@ -156,18 +163,16 @@ def main(config: InspectConfig) -> int:
     return 0
 
 
-def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
-    """The shards to inspect, sorted, by directory.
+# --- files -------------------------------------------------------------------
 
-    Raises:
-        UserError: If a pattern matches nothing.
-    """
+
+def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
+    """The shards to inspect, sorted, by directory."""
     found: dict[str, set[str]] = {}
     for pattern in patterns:
-        matches = files.find(pattern) or _list_shards(pattern)
         shards = [
             path
-            for path in matches
+            for path in files.find(pattern) or _list_shards(pattern)
             if posixpath.basename(path) not in (METADATA_FILE, TOKENIZER_FILE)
         ]
         if not shards:
@@ -192,12 +197,7 @@ def _list_shards(pattern: str) -> list[str]:
 def _open_set(
     directory: str, shards: list[str], spm_model_file: str
 ) -> RecordSet:
-    """Reads metadata and vocabulary, and compares the files with them.
-
-    Raises:
-        UserError: If the metadata or `spm_model_file` is unreadable, or if
-            there is no metadata and no record contains the lengths.
-    """
+    """Reads metadata and vocabulary, and compares the files with them."""
     metadata = None
     if files.exists(posixpath.join(directory, METADATA_FILE)):
         metadata = read_metadata(directory)
@@ -212,13 +212,16 @@ def _open_set(
         rules = _learn_rules(shards, known)
     else:
         described = dataclasses.asdict(metadata) | known
-        names = [field.name for field in dataclasses.fields(RecordRules)]
-        rules = RecordRules(
-            **{n: described[n] for n in names if n in described}
-        )
-    statistics = empty_statistics(rules)
+        names = {field.name for field in dataclasses.fields(RecordRules)}
+        rules = RecordRules(**{n: described[n] for n in names & set(described)})
     records = RecordSet(
-        directory, shards, metadata, tokenizer, rules, statistics, [finding]
+        directory,
+        shards,
+        metadata,
+        tokenizer,
+        rules,
+        Statistics.empty(rules),
+        [finding],
     )
     _check_files(records)
     return records
@@ -227,11 +230,8 @@ def _open_set(
 def _open_vocabulary(
     directory: str, metadata: RecordsMetadata | None, spm_model_file: str
 ) -> tuple[Tokenizer | None, Finding]:
-    """The vocabulary of a set, compared with the metadata.
-
-    Raises:
-        UserError: If `spm_model_file` is given and unreadable.
-    """
+    """The vocabulary of a set, compared with the metadata."""
+    name = "vocabulary"
     path = spm_model_file or posixpath.join(directory, TOKENIZER_FILE)
     try:
         tokenizer = Tokenizer(path)
@@ -240,35 +240,31 @@ def _open_vocabulary(
             raise
         if metadata is None:
             expected = "none given; word starts are not checked"
-            return None, Finding("vocabulary", "unknown", expected)
-        return None, Finding("vocabulary", "unreadable", str(error), False)
+            return None, Finding(name, "unknown", expected)
+        return None, Finding(name, "unreadable", str(error), False)
     if metadata is None:
-        return tokenizer, Finding("vocabulary", path)
-    is_equal = tokenizer.sha256 == metadata.vocabulary_sha256
-    finding = Finding(
-        "vocabulary",
-        f"sha256 {tokenizer.sha256[:12]}",
-        f"{metadata.vocabulary_sha256[:12]} in metadata",
-        is_equal,
-    )
+        return tokenizer, Finding(name, path)
+    wanted = metadata.vocabulary_sha256
+    is_equal = tokenizer.sha256 == wanted
+    found, expected = f"sha256 {tokenizer.sha256[:12]}", f"{wanted[:12]} in"
+    finding = Finding(name, found, f"{expected} metadata", is_equal)
     return (tokenizer if is_equal else None), finding
+
+
+def _read_shards(shards: Sequence[str], number: int) -> list[StoredRecord]:
+    def read() -> Iterator[StoredRecord]:
+        for path in shards:
+            with files.open_existing(path, "rb") as file:
+                yield from read_records(file)
+
+    return list(itertools.islice(read(), number))
 
 
 def _learn_rules(
     shards: Sequence[str], known: Mapping[str, Any]
 ) -> RecordRules:
-    """The lengths of the first intact record, for records without metadata.
-
-    Raises:
-        UserError: If no such record is found.
-    """
-
-    def read_shards() -> Iterator[StoredRecord]:
-        for path in shards:
-            with files.open_existing(path, "rb") as file:
-                yield from read_records(file)
-
-    for record in itertools.islice(read_shards(), _NUM_RECORDS_TO_LEARN_FROM):
+    """The lengths of the first intact record, for records without metadata."""
+    for record in _read_shards(shards, _NUM_RECORDS_TO_LEARN_FROM):
         lists = read_lists(record.content)
         if "input_ids" in lists:
             _, positions = lists.get("masked_lm_positions", ("", ()))
@@ -287,21 +283,13 @@ def _learn_rules(
 def _check_files(records: RecordSet) -> None:
     """Compares the files of the directory with the metadata."""
     directory = records.directory
-    for parent in (directory, posixpath.dirname(directory.rstrip("/"))):
-        path = posixpath.join(parent, UNFINISHED_FILE)
-        if files.exists(path):
-            records.refuse(
-                posixpath.relpath(path, directory),
-                "must not exist; the build is unfinished",
-            )
-    for path in files.list_files(directory, "*" + files.PARTIAL_SUFFIX):
-        records.refuse(
-            posixpath.basename(path), "must not exist; it is incomplete"
-        )
+    for name in (UNFINISHED_FILE, posixpath.join("..", UNFINISHED_FILE)):
+        if files.exists(posixpath.join(directory, name)):
+            records.refuse(name, "must not exist; the build is unfinished")
     found = f"{len(records.shards)} inspected"
     if records.metadata is None:
         expected = "no metadata; counts and checksums are not checked"
-        records.findings.append(Finding("shards", found, expected))
+        records.note("shards", found, expected)
         return
     listed = set(records.metadata.shards)
     paths = [*files.list_files(directory, _SHARDS), *records.shards]
@@ -310,97 +298,144 @@ def _check_files(records: RecordSet) -> None:
         records.refuse(name, "must exist; the metadata lists it")
     for name in sorted(present - listed):
         records.refuse(name, "must not exist; the metadata does not list it")
-    records.findings.append(
-        Finding(
-            "shards",
-            f"{len(present)}, {found}",
-            f"{len(listed)} in metadata",
-            listed == present,
-        )
-    )
+    expected = f"{len(listed)} in metadata"
+    found = f"{len(present)}, {found}"
+    records.note("shards", found, expected, listed == present)
+
+
+# --- results -----------------------------------------------------------------
 
 
 def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
     """Inspects all shards in worker processes, and adds the results."""
     tasks = [
-        ShardTask(
-            path,
-            records.rules,
-            config.max_faults,
-            config.num_examples if path == records.shards[0] else 0,
-        )
+        (path, records.rules, config.max_faults)
         for records in sets
         for path in records.shards
     ]
-    sizes = {task.path: files.count_bytes(task.path) for task in tasks}
+    sizes = [files.count_bytes(path) for path, *_ in tasks]
     num_workers = min(count_workers(config.num_workers), len(tasks))
     with (
-        show_progress("inspecting", sum(sizes.values())) as bar,
+        show_progress("inspecting", sum(sizes)) as bar,
         Processes(num_workers, dict) as processes,
     ):
-        inspected = processes.map(inspect_shard, tasks)
+        inspected = zip(processes.map(inspect_shard, tasks), sizes, strict=True)
         for records in sets:
-            reports = []
+            reports = {}
             for path in records.shards:
-                reports.append(next(inspected))
-                bar.update(sizes[path])
+                reports[posixpath.basename(path)], size = next(inspected)
+                bar.update(size)
             _add_reports(records, reports)
 
 
-def _add_reports(records: RecordSet, reports: Sequence[ShardReport]) -> None:
+def _add_reports(
+    records: RecordSet, reports: Mapping[str, ShardReport]
+) -> None:
     """Adds the results of all shards, compared with the metadata."""
-    for report in reports:
+    for report in reports.values():
         records.statistics = records.statistics.plus(report.statistics)
-        records.examples += report.examples
         records.faults += report.faults
-    num_faulty = sum(report.num_faults for report in reports)
+    num_faulty = sum(report.num_faults for report in reports.values())
     records.num_faults += num_faulty
     if records.metadata is not None:
-        for name, stored, received, fault in (
+        for name, stored, key, fault in (
             (
                 "records of each shard",
                 records.metadata.shards,
-                [report.num_records for report in reports],
+                "num_records",
                 "must hold {} records, as in the metadata. Received: {}",
             ),
             (
                 "checksums",
                 records.metadata.checksums,
-                [report.sha256 for report in reports],
+                "sha256",
                 "must have the SHA-256 of the metadata, {:.12}... "
                 "Received: {:.12}...",
             ),
         ):
-            file_names = map(posixpath.basename, records.shards)
-            pairs = dict(zip(file_names, received, strict=True))
-            compared = [n for n in pairs if n in stored]
-            wrong = [n for n in compared if pairs[n] != stored[n]]
-            for file_name in wrong:
-                what = fault.format(stored[file_name], pairs[file_name])
-                records.refuse(file_name, what)
-            found = f"{len(compared) - len(wrong)} correct"
-            expected = f"of {len(compared)} in metadata"
-            passed = not wrong if compared else None
-            records.findings.append(Finding(name, found, expected, passed))
+            found = {n: getattr(report, key) for n, report in reports.items()}
+            compared = [n for n in found if n in stored]
+            wrong = [n for n in compared if found[n] != stored[n]]
+            for n in wrong:
+                records.refuse(n, fault.format(stored[n], found[n]))
+            records.note(
+                name,
+                f"{len(compared) - len(wrong)} correct",
+                f"of {len(compared)} in metadata",
+                not wrong if compared else None,
+            )
     found = f"{num_faulty:,}"
-    name = "damaged or faulty records"
-    records.findings.append(Finding(name, found, "0", not num_faulty))
+    records.note("damaged or faulty records", found, "0", not num_faulty)
 
 
-def _print_set(records: RecordSet, max_faults: int) -> None:
+def _judge_statistics(records: RecordSet) -> None:
+    """Compares statistics with the metadata and with the rules."""
+    statistics, metadata = records.statistics, records.metadata
     rules = records.rules
-    objective = rules.sentence_objective or "unknown"
+    num_rows = int(statistics.row_lengths.sum())
+    num_examples = statistics.num_examples
+    num_tokens = int(statistics.tokens.sum())
+    num_masked = int(statistics.replacements.sum())
+    inspected = set(map(posixpath.basename, records.shards))
+    for name, found, key in (
+        ("records", num_rows, "num_rows"),
+        ("examples", num_examples, "num_examples"),
+        ("tokens", num_tokens, "num_pieces"),
+        ("masked tokens", num_masked, "num_masked"),
+    ):
+        expected, passed = "", None
+        if metadata is not None:
+            total = getattr(metadata, key)
+            expected, passed = f"{total:,} in metadata", found == total
+            if not metadata.shards.keys() <= inspected:
+                expected, passed = f"{expected} for all shards", None
+        records.note(name, f"{found:,}", expected, passed)
+    if not num_examples:
+        return
+
+    # Equal documents have equal labels, since the random numbers are keyed by
+    # the text. So one draw decides the labels of at most this many examples.
+    num_equal = 1 + (metadata.num_duplicate_documents if metadata else 0)
+    is_sop = rules.sentence_objective == "sop"
+    num_label, draws = statistics.num_label, num_examples / num_equal
+    compared = [("label 1", num_label, num_examples, 0.5, draws, is_sop)]
+    if num_masked:
+        prob = rules.masked_lm_prob
+        expected = f"{prob:.2%}, rounded per example" if prob else ""
+        fraction = f"{num_masked / num_tokens:.2%}"
+        records.note("fraction masked", fraction, expected)
+        # A random replacement is by chance the original token.
+        chance = 0.1 / (rules.vocab_size - FIRST_ORDINARY_ID)
+        kinds = {"[MASK]": 0.8, "kept": 0.1 + chance, "random": 0.1 - chance}
+        for (kind, probability), count in zip(
+            kinds.items(), statistics.replacements.tolist(), strict=True
+        ):
+            name = f"masked tokens: {kind}"
+            draw = (count, num_masked, probability, num_masked)
+            compared.append((name, *draw, rules.has_metadata))
+    for name, count, number, probability, draws, is_judged in compared:
+        deviation = math.sqrt(probability * (1 - probability) / draws)
+        tolerance = _MAX_DEVIATIONS * deviation
+        expected = f"{probability:.2%}, plus or minus {tolerance:.2%}"
+        passed = abs(count / number - probability) <= tolerance
+        found = f"{count / number:.2%}"
+        records.note(name, found, expected, passed if is_judged else None)
+    num_text = statistics.tokens[FIRST_ORDINARY_ID:].sum()
+    unknown = statistics.tokens[UNK_ID] / max(1, num_text)
+    records.note("examples per record", f"{num_examples / num_rows:.2f}")
+    records.note("fraction <unk>", f"{unknown:.2%}")
+    capacity = num_rows * rules.max_seq_length
+    records.note("positions filled", f"{num_tokens / capacity:.2%}")
+
+
+def _print_set(records: RecordSet, config: InspectConfig) -> None:
+    rules = records.rules
     print(
         f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
-        f"objective {objective}, {rules.masking} masking, up to "
-        f"{rules.max_examples_per_row} examples per record\n"
+        f"objective {rules.sentence_objective or 'unknown'}, {rules.masking} "
+        f"masking, up to {rules.max_examples_per_row} examples per record\n"
     )
-    if records.examples and rules.masking == "static":
-        print(f"{_LEGEND}\n")
-    for number, example in enumerate(records.examples):
-        shown = show_example(example, records.tokenizer, objective)
-        where = f"example {example.number} of record {example.record}"
-        print(f"example {number}, {where}: {shown}\n")
+    _print_examples(records, config.num_examples)
     marks = {True: "pass", False: "FAIL", None: "note"}
     rows = [("", "", "found", "expected")]
     rows += [(marks[f.passed], *f[:3]) for f in records.findings]
@@ -410,29 +445,56 @@ def _print_set(records: RecordSet, max_faults: int) -> None:
         print("  ".join([*cells, row[3]]).rstrip())
     # Faults of files first; the others stay in order.
     records.faults.sort(key=lambda fault: fault.record >= 0)
-    for fault in records.faults[:max_faults]:
+    for fault in records.faults[: config.max_faults]:
         print(f"fault: {fault}")
-    num_more = records.num_faults - max_faults
+    num_more = records.num_faults - config.max_faults
     if num_more > 0:
         print(f"... and {num_more:,} more faults; --max_faults prints more")
     print()
 
 
+# --- examples and histograms -------------------------------------------------
+
+
+def _print_examples(records: RecordSet, num_examples: int) -> None:
+    """Prints the examples of the first records that have no fault."""
+    rules = records.rules
+    first = _read_shards(records.shards[:1], num_examples)
+    rows = check_rows([record.content for record in first], rules)
+    numbers = rows.features["input_mask"]
+    if len(numbers) and rules.masking == "static":
+        print(f"{_LEGEND}\n")
+    places = [
+        (row, number)
+        for row in range(len(numbers))
+        for number in range(1, numbers[row].max() + 1)
+    ]
+    for i, (row, number) in enumerate(places[:num_examples]):
+        values = rows.restored, rows.features["input_ids"], rows.is_masked
+        tokens = np.stack(values, axis=2)[row, numbers[row] == number]
+        label = int(rows.features[SENTENCE_LABEL][row, number - 1])
+        objective = rules.sentence_objective
+        shown = show_example(tokens, label, records.tokenizer, objective)
+        print(f"example {i}, number {number} in its record: {shown}\n")
+
+
 def show_example(
-    example: Example, tokenizer: Tokenizer | None, sentence_objective: str
+    tokens: np.ndarray,
+    label: int,
+    tokenizer: Tokenizer | None,
+    sentence_objective: str,
 ) -> str:
     """The segments and the label of an example.
 
     Args:
+        tokens: Integers, `(tokens, 3)`: the token before masking, the token of
+            the record, and whether it is masked.
         tokenizer: The vocabulary; if None, ids are shown.
         sentence_objective: "sop", "nsp" or "none"; with any other value, the
             meaning of the label is not shown.
     """
     segments = [""]
-    tokens = zip(
-        example.restored, example.shown, example.is_masked, strict=True
-    )
-    for token, shown, is_masked in list(tokens)[1:-1]:
+    for token, shown, is_masked in tokens[1:-1].tolist():
         if token == SEP_ID:
             segments.append("")
             continue
@@ -444,23 +506,19 @@ def show_example(
         elif is_masked:
             text = f"[{text}->{_spell(shown, tokenizer)[1]}]"
         segments[-1] += space + text
-    head = f"{len(example.shown)} tokens, {example.is_masked.sum()} masked"
+    head = f"{len(tokens)} tokens, {tokens[:, 2].sum()} masked"
     if len(segments) > 1:
-        meaning = _LABELS.get(sentence_objective, ("", ""))[example.label]
-        head += f"; label {example.label}{meaning}"
+        meaning = _LABELS.get(sentence_objective, ("", ""))[label]
+        head += f"; label {label}{meaning}"
+    fill = textwrap.TextWrapper(
+        79,
+        subsequent_indent="     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).fill
+    lines = zip("AB", segments, strict=False)
     return "\n".join(
-        [head]
-        + [
-            textwrap.fill(
-                text,
-                79,
-                initial_indent=f"  {name}: ",
-                subsequent_indent="     ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            for name, text in zip("AB", segments, strict=False)
-        ]
+        [head, *(fill(f"  {name}: {text}") for name, text in lines)]
     )
 
 
@@ -468,10 +526,46 @@ def _spell(token_id: int, tokenizer: Tokenizer | None) -> tuple[str, str]:
     """The space before a token, and its text."""
     if tokenizer is None:
         return " ", str(token_id)
-    piece = tokenizer.id_to_piece(int(token_id))
+    piece = tokenizer.id_to_piece(token_id)
     text = piece.removeprefix(WORD_MARK)
     # A piece can consist of the mark alone.
     return (" " if text != piece else ""), text or piece
+
+
+def _draw_histograms(sets: Sequence[RecordSet]) -> bytes:
+    """A PNG with a line of histograms for each set."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws without a display
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(
+        len(sets), 2, figsize=(11, 3.75 * len(sets)), squeeze=False
+    )
+    for (lengths, pieces), records in zip(grid, sets, strict=True):
+        counts = records.statistics.row_lengths
+        lengths.set_title(records.directory, loc="left")
+        lengths.hist(np.arange(len(counts)), bins=40, weights=counts)
+        lengths.set_xlabel("tokens of a record")
+        lengths.set_ylabel("records")
+        counts = records.statistics.tokens.copy()
+        counts[:FIRST_ORDINARY_ID] = 0
+        ids = np.argsort(counts)[::-1][:_NUM_PIECES].tolist()
+        # Matplotlib reads a pair of dollar signs as a formula.
+        names = ["".join(_spell(i, records.tokenizer)) for i in ids]
+        names = [n.replace(" ", "_").replace("$", r"\$") for n in names]
+        pieces.bar(range(len(ids)), counts[ids] / max(1, counts.sum()))
+        pieces.set_xticks(range(len(ids)), names, rotation=70, fontsize=8)
+        pieces.set_xlabel("most frequent pieces")
+        pieces.set_ylabel("fraction of tokens")
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        # Characters that the font lacks are drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        figure.tight_layout()
+        figure.savefig(content, format="png", dpi=100)
+    plt.close(figure)
+    return content.getvalue()
 
 
 if __name__ == "__main__":

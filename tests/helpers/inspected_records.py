@@ -99,10 +99,6 @@ def edit_metadata(directory, **changes):
     path.write_text(json.dumps(metadata))
 
 
-def read_json(directory):
-    return json.loads((directory / "metadata.json").read_text())
-
-
 def line_of(name, output):
     """The verdict of a check, and its line of the table."""
     (line,) = re.findall(rf"^(?:pass|FAIL|note)  {name}.*$", output, re.M)
@@ -110,17 +106,17 @@ def line_of(name, output):
 
 
 def set_value(name, position, value):
-    """An edit that sets one value of a feature; both may be functions."""
+    """An edit that sets a value, or a slice, of a feature; None removes it.
+
+    Position and value may be functions.
+    """
 
     def edit(features):
         i = position(features) if callable(position) else position
         v = value(features, i) if callable(value) else value
-        features[name][i] = v
+        if v is None:
+            del features[name]
+        else:
+            features.setdefault(name, [])[i] = v
 
     return edit
-
-
-def swap_positions(features):
-    for name in ("masked_lm_positions", "masked_lm_ids"):
-        values = features[name]
-        values[0], values[1] = values[1], values[0]

@@ -1,0 +1,529 @@
+"""Reads, checks and counts the records of a shard, without TensorFlow.
+
+A row has 1 to K examples. A record of one example is a row with K = 1, which
+lacks the features of packed records. Rules that only `build_tfrecords` follows
+are not checked in records of google-research/albert, which have no metadata.
+
+Reference:
+    https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from albert_tf.io.files import READ_ATTEMPTS, is_remote, open_existing
+from albert_tf.io.tfrecord import read_records
+from albert_tf.records.features import (
+    CLS_ID,
+    EXAMPLE_NUMBERS,
+    MASK_ID,
+    PAD_ID,
+    SENTENCE_LABEL,
+    SEP_ID,
+    Feature,
+    stored_features,
+)
+from albert_tf.records.masking import FIRST_ORDINARY_ID
+
+# Limit of token ids if the vocabulary is unknown; a larger id is damage.
+LARGEST_VOCABULARY = 1 << 18
+
+# Tokens of a batch; an array of this size fits the caches of the processor.
+_TOKENS_PER_BATCH = 1 << 17
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordRules:
+    """Rules that every record of a set must follow.
+
+    Attributes:
+        max_seq_length, max_predictions_per_seq, masking, packing,
+            max_examples_per_row: As in `RecordsMetadata`.
+        sentence_objective: As in `RecordsMetadata`; "" if unknown.
+        masked_lm_prob: 0 without metadata.
+        starts_word: bool, `(vocab_size,)`; None if unknown.
+    """
+
+    max_seq_length: int
+    max_predictions_per_seq: int
+    masking: str
+    vocab_size: int = LARGEST_VOCABULARY
+    sentence_objective: str = ""
+    masked_lm_prob: float = 0.0
+    starts_word: np.ndarray | None = None
+    packing: str = "none"
+    max_examples_per_row: int = 1
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the records follow the rules of `build_tfrecords`."""
+        return self.masked_lm_prob > 0
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features of a record."""
+        return stored_features(self.masking, self.packing)
+
+
+# --- a shard -----------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """A fault of a file or of one of its records.
+
+    Attributes:
+        what: What must hold and, if known, what was received.
+        record: Number of records before the record; -1 for the file itself.
+        offset: Number of bytes before the record.
+    """
+
+    path: str
+    what: str
+    record: int = -1
+    offset: int = 0
+
+    def __str__(self) -> str:
+        if self.record < 0:
+            return f"{self.path}: {self.what}"
+        where = f"record {self.record} at byte {self.offset}"
+        return f"{self.path}, {where}: {self.what}"
+
+
+class Statistics(NamedTuple):
+    """Counts over the rows without faults.
+
+    Attributes:
+        num_examples, num_label: Number of examples, and of those with label 1.
+        replacements: int64, `(3,)`, masked tokens that show `[MASK]`, the
+            original token, another token.
+        row_lengths: int64, `(max_seq_length + 1,)`, rows by number of tokens.
+        tokens: int64, `(vocab_size,)`, occurrences of each id before masking.
+    """
+
+    num_examples: int
+    num_label: int
+    replacements: np.ndarray
+    row_lengths: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def empty(cls, rules: RecordRules) -> "Statistics":
+        """The statistics of no rows."""
+        sizes = 3, rules.max_seq_length + 1, rules.vocab_size
+        return cls(0, 0, *(np.zeros(n, np.int64) for n in sizes))
+
+    def plus(self, other: "Statistics") -> "Statistics":
+        """The sum of both, which must have the same lengths."""
+        return Statistics(*map(operator.add, self, other))
+
+
+@dataclasses.dataclass
+class ShardReport:
+    """The result of the inspection of a shard.
+
+    Attributes:
+        faults: The first faults, sorted by record.
+        num_records: Number of records, damaged ones included.
+        sha256: Digest of the file.
+    """
+
+    statistics: Statistics
+    faults: list[Fault] = dataclasses.field(default_factory=list)
+    num_faults: int = 0
+    num_records: int = 0
+    sha256: str = ""
+
+
+def inspect_shard(
+    _state: Any, task: tuple[str, RecordRules, int]
+) -> ShardReport:
+    """Reads and checks a shard; the tasks share no state.
+
+    On gs://, a shard with faults is read again, since a network may return
+    wrong bytes once.
+
+    Args:
+        task: The path, its rules, and the number of faults to describe.
+    """
+    report = _inspect_once(*task)
+    for _ in range(1, READ_ATTEMPTS if is_remote(task[0]) else 1):
+        if report.num_faults:
+            report = _inspect_once(*task)
+    return report
+
+
+def _inspect_once(
+    path: str, rules: RecordRules, max_faults: int
+) -> ShardReport:
+    report = ShardReport(Statistics.empty(rules))
+    batch_size = max(16, _TOKENS_PER_BATCH // rules.max_seq_length)
+    with open_existing(path, "rb") as stored:
+        file = _DigestedFile(stored)
+        records = read_records(file)
+        while batch := list(itertools.islice(records, batch_size)):
+            intact = [record for record in batch if not record.fault]
+            rows = check_rows([record.content for record in intact], rules)
+            faults = {r.number: r.fault for r in batch if r.fault}
+            faults |= {intact[i].number: w for i, w in rows.faults.items()}
+            report.faults += [
+                Fault(path, faults[r.number], r.number, r.offset)
+                for r in batch
+                if r.number in faults
+            ]
+            del report.faults[max_faults:]
+            report.num_faults += len(faults)
+            report.num_records += len(batch)
+            counted = _count_rows(rows, rules)
+            report.statistics = report.statistics.plus(counted)
+        while file.read(1 << 20):  # beyond a damaged length
+            pass
+    report.sha256 = file.digest.hexdigest()
+    return report
+
+
+class _DigestedFile:
+    """A file whose bytes are digested while they are read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        block = self._file.read(size)
+        self.digest.update(block)
+        return block
+
+
+def _count_rows(rows: "CheckedRows", rules: RecordRules) -> Statistics:
+    is_token = rows.features["input_mask"] > 0
+    shown = rows.features["input_ids"][rows.is_masked]
+    is_mask = shown == MASK_ID
+    is_kept = shown == rows.restored[rows.is_masked]
+    kinds = is_mask, is_kept, ~is_mask & ~is_kept
+    size = rules.max_seq_length + 1
+    return Statistics(
+        num_examples=int(rows.features["input_mask"].max(axis=1).sum()),
+        num_label=int(rows.features[SENTENCE_LABEL].sum()),
+        replacements=np.array([kind.sum() for kind in kinds]),
+        row_lengths=np.bincount(is_token.sum(axis=1), minlength=size),
+        tokens=np.bincount(rows.restored[is_token], minlength=rules.vocab_size),
+    )
+
+
+# --- messages ----------------------------------------------------------------
+
+
+def read_lists(content: bytes) -> dict[str, tuple[str, Sequence[Any]]]:
+    """Type and values of each feature; empty if `content` is not a message."""
+    try:
+        example = _example_class().FromString(content)
+    except DecodeError:
+        return {}
+    lists = {}
+    for entry in example.features.feature:
+        fields = entry.value.ListFields()
+        lists[entry.key] = (
+            (fields[0][0].name, fields[0][1].value) if fields else ("none", ())
+        )
+    return lists
+
+
+@functools.cache
+def _example_class() -> Any:
+    """The message `tf.train.Example`; TensorFlow's own is slow to import.
+
+    Its bytes do not tell a map from repeated entries, nor the choice of a
+    `oneof` from a field.
+    """
+    kinds = descriptor_pb2.FieldDescriptorProto
+    schema = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="data_prep", syntax="proto3"
+    )
+    # The fields of each message, repeated if its name is a plural.
+    for message, fields in {
+        "strings": {"value": kinds.TYPE_BYTES},
+        "floats": {"value": kinds.TYPE_FLOAT},
+        "integers": {"value": kinds.TYPE_INT64},
+        "value": {"bytes": "strings", "float32": "floats", "int64": "integers"},
+        "entry": {"key": kinds.TYPE_STRING, "value": "value"},
+        "features": {"feature": "entry"},
+        "example": {"features": "features"},
+    }.items():
+        into = schema.message_type.add(name=message)
+        for number, (name, kind) in enumerate(fields.items(), 1):
+            field = into.field.add(name=name, number=number)
+            if message.endswith("s"):
+                field.label = kinds.LABEL_REPEATED
+            if isinstance(kind, str):
+                field.type_name = kind
+            else:
+                field.type = kind
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(schema)
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("data_prep.example")
+    )
+
+
+def _parse_rows(
+    contents: Sequence[bytes], rules: RecordRules
+) -> tuple[dict[str, np.ndarray], list[int], dict[int, str]]:
+    """Parses serialized `tf.train.Example` messages.
+
+    Returns:
+        The features, float32 or int64, `(parsed, length)`; the indices of their
+        messages; and descriptions of faults of the other messages, by index.
+    """
+    lengths = {f.name: f.length(rules) for f in rules.features}
+    declared = {
+        f.name: f"{lengths[f.name]} values of type {f.dtype}"
+        for f in rules.features
+    }
+    parsed, faults = {}, {}
+    for row, content in enumerate(contents):
+        lists = read_lists(content)
+        received = {
+            name: f"{len(values)} values of type {dtype}"
+            for name, (dtype, values) in lists.items()
+        }
+        if not lists:
+            faults[row] = (
+                "must be a tf.train.Example. "
+                f"Received: {len(content)} bytes that cannot be decoded"
+            )
+        elif received != declared:
+            faults[row] = "must hold other features. " + "; ".join(
+                f"{name}: {declared.get(name, 'must not exist')}. "
+                f"Received: {received.get(name, 'none')}"
+                for name in sorted(declared.keys() | received.keys())
+                if declared.get(name) != received.get(name)
+            )
+        else:
+            parsed[row] = lists
+    features = {
+        f.name: np.array(
+            [lists[f.name][1] for lists in parsed.values()], f.dtype
+        ).reshape(-1, lengths[f.name])
+        for f in rules.features
+    }
+    return features, list(parsed), faults
+
+
+# --- rows --------------------------------------------------------------------
+
+
+class CheckedRows(NamedTuple):
+    """The rows of a batch that have no fault.
+
+    Attributes:
+        faults: The first fault of each other record of the batch, by index.
+        features: `(rows, length)`, by name.
+        restored: int64, `(rows, length)`, token ids before masking.
+        is_masked: bool, `(rows, length)`.
+    """
+
+    faults: dict[int, str]
+    features: dict[str, np.ndarray]
+    restored: np.ndarray
+    is_masked: np.ndarray
+
+
+def check_rows(contents: Sequence[bytes], rules: RecordRules) -> CheckedRows:
+    """Parses and checks a batch of records, in the order of dependence."""
+    features, records, faults = _parse_rows(contents, rules)
+    check = _Check(features, rules)
+    check.examples()
+    restored = features["input_ids"].clip(0, rules.vocab_size - 1)
+    is_masked = np.zeros(restored.shape, bool)
+    if rules.masking == "static":
+        in_use = check.masks() & ~check.is_faulty[:, np.newaxis]
+        rows = np.nonzero(in_use)[0]
+        masked = rows, features["masked_lm_positions"][in_use]
+        is_masked[masked] = True
+        restored[masked] = features["masked_lm_ids"][in_use]
+    check.layout(restored, is_masked)
+    faults |= {records[row]: what for row, what in check.faults.items()}
+    kept = ~check.is_faulty
+    intact = {name: values[kept] for name, values in features.items()}
+    return CheckedRows(faults, intact, restored[kept], is_masked[kept])
+
+
+class _Check:
+    """Checks a batch, and collects the first fault of each row.
+
+    Attributes:
+        faults: Descriptions by row.
+        is_faulty: bool, `(rows,)`.
+    """
+
+    def __init__(
+        self, features: Mapping[str, np.ndarray], rules: RecordRules
+    ) -> None:
+        self.faults: dict[int, str] = {}
+        self.is_faulty = np.zeros(len(features["input_ids"]), bool)
+        self._features = features
+        self._rules = rules
+        numbers = features["input_mask"]
+        num_tokens = np.count_nonzero(numbers, axis=1).clip(1)
+        changes = numbers[:, 1:] != numbers[:, :-1]
+        # bool, `(rows, length)`: the tokens, and the first and the last token
+        # of each example. A row has at least one token.
+        self._is_token = np.arange(numbers.shape[1]) < num_tokens[:, np.newaxis]
+        self._is_begin = numbers > 0
+        self._is_begin[:, 0] = True
+        self._is_begin[:, 1:] &= changes
+        self._is_end = self._is_token.copy()
+        self._is_end[:, :-1] &= changes
+
+    def examples(self) -> None:
+        """Checks numbers and labels of the examples, ids, and padding."""
+        rules, numbers = self._rules, self._features["input_mask"]
+        self._equal(
+            "input_mask", np.cumsum(self._is_begin, axis=1) * self._is_token
+        )
+        self._within("input_mask", 0, rules.max_examples_per_row)
+        self._within("input_ids", 0, rules.vocab_size - 1)
+        self._zero("input_ids", ~self._is_token)
+        slots = np.arange(rules.max_examples_per_row)
+        is_example = slots < numbers.max(axis=1, keepdims=True)
+        if rules.packing != "none":
+            begins = np.zeros(is_example.shape, np.int64)
+            intact = self._is_begin & ~self.is_faulty[:, np.newaxis]
+            rows, columns = np.nonzero(intact)
+            begins[rows, numbers[rows, columns] - 1] = columns
+            self._equal("next_sentence_weights", is_example)
+            self._equal("next_sentence_positions", begins)
+            self._rising(EXAMPLE_NUMBERS, is_example)
+        largest = int(rules.sentence_objective != "none")
+        self._within(SENTENCE_LABEL, 0, largest)
+        self._zero(SENTENCE_LABEL, ~is_example)
+
+    def masks(self) -> np.ndarray:
+        """Checks the masked tokens; returns the slots in use."""
+        positions = self._features["masked_lm_positions"]
+        counts = np.count_nonzero(self._features["masked_lm_weights"], axis=1)
+        in_use = np.arange(positions.shape[1]) < counts[:, np.newaxis]
+        self._equal("masked_lm_weights", in_use)
+        columns = positions.clip(0, self._is_token.shape[1] - 1)
+        is_inner = self._is_token & ~self._is_begin & ~self._is_end
+        is_right = np.take_along_axis(is_inner, columns, axis=1)
+        self._require(
+            "masked_lm_positions",
+            ~in_use | (columns == positions) & is_right,
+            "that of a token between [CLS] and the last [SEP] of an example",
+        )
+        self._rising("masked_lm_positions", in_use)
+        # Records of other builders may mask [SEP] or <unk>.
+        has_metadata = self._rules.has_metadata
+        lowest = FIRST_ORDINARY_ID if has_metadata else PAD_ID + 1
+        largest = self._rules.vocab_size - 1
+        self._within("masked_lm_ids", lowest, largest, in_use)
+        self._zero("masked_lm_ids", ~in_use)
+        return in_use
+
+    def layout(self, restored: np.ndarray, is_masked: np.ndarray) -> None:
+        """Checks that examples are `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`.
+
+        Args:
+            restored: int64, `(rows, length)`, token ids before masking.
+            is_masked: bool, `(rows, length)`.
+        """
+        rules, is_begin, is_end = self._rules, self._is_begin, self._is_end
+        is_cls, is_sep = restored == CLS_ID, restored == SEP_ID
+        is_other = (restored == PAD_ID) | (restored == MASK_ID)
+        is_empty = np.zeros(is_sep.shape, bool)
+        is_empty[:, 1:] = is_sep[:, 1:] & (is_sep[:, :-1] | is_cls[:, :-1])
+        # The number of [SEP] before each token in its example.
+        before = np.cumsum(is_sep, axis=1) - is_sep
+        at_begin = np.where(is_begin, before, 0)
+        segments = before - np.maximum.accumulate(at_begin, axis=1)
+        allowed = {"": (1, 2), "none": (1,)}.get(rules.sentence_objective, (2,))
+        for is_wrong, expected in (
+            (is_begin & ~is_cls, f"[CLS], {CLS_ID}"),
+            (is_cls & ~is_begin, "a token other than [CLS]"),
+            (
+                self._is_token & is_other,
+                "a token other than <pad> and [MASK], since it is not masked",
+            ),
+            (is_end & ~is_sep, f"[SEP], {SEP_ID}, as the last token"),
+            (
+                is_end & ~np.isin(segments + 1, allowed),
+                f"the last of {allowed[-1]} [SEP] of its example",
+            ),
+            (is_empty, "a token of a segment, which must not be empty"),
+        ):
+            self._require("input_ids", ~is_wrong, expected, restored)
+        self._equal("segment_ids", segments * self._is_token)
+        self._within("token_boundary", 0, 1)
+        if not rules.has_metadata:
+            return
+        if rules.starts_word is not None:
+            starts_word = rules.starts_word.copy()
+            starts_word[[CLS_ID, SEP_ID]] = True
+            starts_word[[PAD_ID, MASK_ID]] = False
+            self._equal("token_boundary", starts_word[restored])
+        ids = self._features["input_ids"]
+        self._require(
+            "input_ids",
+            ~is_masked | (ids == MASK_ID) | (ids >= FIRST_ORDINARY_ID),
+            f"[MASK], {MASK_ID}, or at least {FIRST_ORDINARY_ID} at a masked "
+            "position",
+        )
+
+    def _require(
+        self,
+        name: str,
+        is_right: np.ndarray,
+        expected: str | np.ndarray,
+        values: np.ndarray | None = None,
+    ) -> None:
+        """Adds a fault to rows where `is_right`, `(rows, length)`, is False.
+
+        The fault shows `values`, by default those of the feature, and what was
+        `expected`, for all values or for each.
+        """
+        shown = self._features[name] if values is None else values
+        is_faulty = ~is_right.all(axis=1)
+        for row in np.flatnonzero(is_faulty & ~self.is_faulty).tolist():
+            column = int(is_right[row].argmin())
+            what = (
+                expected
+                if isinstance(expected, str)
+                else f"{expected[row, column]:d}"
+            )
+            self.faults[row] = (
+                f"{name}[{column}] must be {what}. "
+                f"Received: {shown[row, column]}"
+            )
+        self.is_faulty |= is_faulty
+
+    def _equal(self, name: str, expected: np.ndarray) -> None:
+        self._require(name, self._features[name] == expected, expected)
+
+    def _within(
+        self, name: str, lowest: int, largest: int, where: Any = True
+    ) -> None:
+        values = self._features[name]
+        is_right = (values >= lowest) & (values <= largest)
+        expected = f"from {lowest} to {largest}"
+        self._require(name, is_right | ~np.asarray(where), expected)
+
+    def _zero(self, name: str, is_unused: np.ndarray) -> None:
+        is_right = ~is_unused | (self._features[name] == 0)
+        self._require(name, is_right, "0, as it is unused")
+
+    def _rising(self, name: str, in_use: np.ndarray) -> None:
+        """Requires that used slots increase, and that the others hold 0."""
+        rises = np.diff(self._features[name], axis=1) > 0
+        is_right = np.pad(rises, ((0, 0), (1, 0)), constant_values=True)
+        self._require(name, ~in_use | is_right, "more than the one before")
+        self._zero(name, ~in_use)

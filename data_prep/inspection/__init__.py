@@ -1,1 +1,0 @@
-"""Checks records and collects their statistics, for `inspect_records`."""
