@@ -667,6 +667,14 @@ def parse(command: str, own: list[str], training_flags: list[str]) -> Any:
             received=settings.accelerator_type,
             remedy="Take v6e-8, or v5litepod or v5p.",
         )
+    ours = {"dry_run", *SETTINGS} - {"accelerator_type", "libtpu_init_args"}
+    for flag in training_flags:
+        if flag.partition("=")[0].lstrip("-").removeprefix("no") in ours:
+            raise UserError(
+                "settings of the launcher must stand before --, since the "
+                "flags after it are those of training",
+                received=flag,
+            )
     if command in ("run", "check", "start") and not any(
         flag.startswith("--output_dir=gs://") for flag in training_flags
     ):

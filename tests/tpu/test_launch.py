@@ -199,6 +199,11 @@ def cloud(monkeypatch, tmp_path):
         (["start", "--", "--flagfile=none.flags"], "a file of the checkout"),
         (["start"], "flags of run_pretraining must follow --"),
         (["start", "--", "--output_dir=/tmp/x"], "--output_dir=gs://"),
+        # After --, it would reach the trainer, on a slice that is charged.
+        (["run", "--", *TRAINING, "--dry_run"], "must stand before --"),
+        (["create", "--", "--dry_run=true"], "Received: --dry_run=true"),
+        (["setup", "--", "-nodry_run"], "Received: -nodry_run"),
+        (["run", "--", *TRAINING, "--tier=spot"], "Received: --tier=spot"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_done(
