@@ -31,8 +31,7 @@ _MODULES = {
     "albert_tf.interop.formats": ("LoadedModel", "load"),
     "albert_tf.modeling.backbone": ("AlbertBackbone",),
     "albert_tf.modeling.pretrainer": ("AlbertPretrainer",),
-    "albert_tf.records.encoding": ("ModelInputs", "encode"),
-    "albert_tf.records.tokenization": ("Tokenizer",),
+    "albert_tf.records.tokenization": ("ModelInputs", "Tokenizer", "encode"),
     "albert_tf.training.train": ("train",),
 }
 _MODULE_OF = {

@@ -40,6 +40,7 @@ from albert_tf.io.files import (
     open_existing,
     write_bytes,
 )
+from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
@@ -49,7 +50,6 @@ from albert_tf.records.features import (
     UNK_ID,
     sha256_of,
 )
-from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.tokenization import (
     NORMALIZER_NAMES,
     SELF_CONTAINED,

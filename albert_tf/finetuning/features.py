@@ -49,9 +49,13 @@ from albert_tf.io.files import (
 )
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.documents import WindowMaker
-from albert_tf.records.encoding import ModelInputs, join, truncate
 from albert_tf.records.features import METADATA_FILE, sha256_of
-from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.tokenization import (
+    ModelInputs,
+    Tokenizer,
+    join,
+    truncate,
+)
 
 RECORDS_PER_SHARD = 16384
 

@@ -17,12 +17,12 @@ import tensorflow as tf
 from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.input import tensor_ops
 from albert_tf.input.record_sets import RecordSet
+from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
     SENTENCE_LABEL,
     features_to_read,
 )
-from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_rows
 
 Batch = Mapping[str, tf.Tensor]

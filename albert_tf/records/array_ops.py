@@ -1,6 +1,6 @@
-"""Array operations in NumPy for code that also runs in TensorFlow.
+"""Array operations, and keyed random numbers, in NumPy and TensorFlow.
 
-`input.tensor_ops` has the same functions for tensors. A function that takes
+`input.tensor_ops` has the same operations for tensors. A function that takes
 either module as its argument `ops` is written once. It runs with NumPy in the
 processes that build records, which do not import TensorFlow, and with
 TensorFlow in a `tf.data` graph. Operators that arrays and tensors share are
@@ -8,8 +8,17 @@ used directly: `+ - * // < >= == & | ~ ^`.
 
 Arrays have one axis unless a function says otherwise. Indices and counts are
 int64. The functions of NumPy are called with positional arguments only.
+
+The random numbers of an example depend only on its key, not on the other
+examples of a batch, the number of processes, or numbers drawn before. They are
+the outputs of SplitMix64, which passes the common statistical tests and takes a
+few integer operations.
+
+Reference:
+    [Steele et al., 2014](https://doi.org/10.1145/2714064.2660195).
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +42,9 @@ take = np.take  # of the flattened array; the shape of the indices
 total = np.sum
 where = np.where
 zeros = np.zeros
+
+_THIS_MODULE = sys.modules[__name__]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def cast(values: Array, dtype: str) -> Array:
@@ -78,3 +90,32 @@ def loop_until_empty(
     while len(state[0]):
         state = body(*state)
     return state
+
+
+def random_bits(keys: Array, counters: Any, ops: Any = _THIS_MODULE) -> Array:
+    """Returns 64 random bits for each pair of a key and a counter.
+
+    Args:
+        keys: uint64, of any shape.
+        counters: An integer, or integers that broadcast against the keys.
+        ops: `tensor_ops` for tensors.
+
+    Returns:
+        uint64. The values may serve as keys.
+    """
+    if isinstance(counters, int):
+        # NumPy warns if a scalar overflows, but not if an array does.
+        counters = np.array([counters])
+    bits = keys + (ops.cast(counters, "uint64") + np.uint64(1)) * _GOLDEN
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = bits ^ ops.right_shift(bits, np.uint64(shift))
+        bits = bits * np.uint64(factor)
+    return bits ^ ops.right_shift(bits, np.uint64(31))
+
+
+def random_uniform(
+    keys: Array, counters: Any, ops: Any = _THIS_MODULE
+) -> Array:
+    """Returns float64 in [0, 1) for each pair of a key and a counter."""
+    bits = ops.right_shift(random_bits(keys, counters, ops), np.uint64(11))
+    return ops.cast(bits, "float64") * 2.0**-53

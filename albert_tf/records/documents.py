@@ -24,8 +24,11 @@ from scipy.special import softmax
 
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
-from albert_tf.records.encoding import ModelInputs, join
-from albert_tf.records.tokenization import GOOGLE_ALBERT, Tokenizer
+from albert_tf.records.tokenization import (
+    GOOGLE_ALBERT,
+    Tokenizer,
+    join,
+)
 
 _WORD = re.compile(r"\S+")
 
@@ -75,11 +78,9 @@ class AlignedTokens(NamedTuple):
     ends: np.ndarray
 
     def find(self, begin: int, end: int) -> tuple[int, int] | None:
-        """Finds the tokens of the characters `text[begin:end]`.
+        """First and last token of the characters `text[begin:end]`.
 
-        Returns:
-            Indices of the first and last token; None if the characters have
-            no token, because they are white space or combining marks.
+        None if they have no token, as white space or combining marks.
         """
         first = int(np.searchsorted(self.ends, begin, side="right"))
         last = int(np.searchsorted(self.begins, end, side="left")) - 1
@@ -121,10 +122,8 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
 def _normalize(text: str) -> tuple[str, np.ndarray]:
     """Normalises like `tokenization.normalize`, but keeps upper case.
 
-    Returns:
-        The normalised text, and int64 `(2, length)`: character i comes from
-        `text[origins[0, i]:origins[1, i]]`, which includes combining marks
-        that follow it.
+    Also returns int64 `(2, length)`: character i comes from
+    `text[origins[0, i]:origins[1, i]]`, with the combining marks after it.
     """
     parts: list[str] = []
     begins: list[int] = []
@@ -201,22 +200,19 @@ class DocumentWindows:
         p_mask = np.ones(length, np.int32)
         p_mask[0] = 0
         p_mask[self.offset : self.offset + end - begin] = 0
-        inputs = zip(ModelInputs._fields, sequence, strict=True)
-        return {name: rows[0] for name, rows in inputs} | {"p_mask": p_mask}
+        inputs = sequence._asdict()
+        return {n: rows[0] for n, rows in inputs.items()} | {"p_mask": p_mask}
 
     def answer_in(self, window: int) -> tuple[int, int]:
         """Positions of the answer's first and last token in the sequence.
 
-        Returns:
-            (0, 0) if the window does not contain the complete answer.
+        (0, 0) if the window does not contain the complete answer.
         """
         begin, end = self.spans[window]
-        if self.answer is None or not (
-            begin <= self.answer[0] and self.answer[1] < end
-        ):
-            return 0, 0
-        first, last = (t - begin + self.offset for t in self.answer)
-        return first, last
+        first, last = self.answer or (-1, -1)
+        if begin <= first and last < end:
+            return first - begin + self.offset, last - begin + self.offset
+        return 0, 0
 
 
 class WindowMaker:
@@ -271,10 +267,9 @@ def split(num_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     """First token and end of each window of a document.
 
     Args:
-        num_tokens: Number of tokens of the document.
         room: Largest number of tokens of a window.
-        stride: Number of tokens between the beginnings of two windows. A
-            stride above `room` counts as `room`, so that no token is left out.
+        stride: Number of tokens between the beginnings of two windows, at most
+            `room`, so that no token is left out.
 
     Example:
         >>> split(7, room=4, stride=2)
@@ -396,10 +391,8 @@ def find_answers(
                 null_score = of_window["null_logits"]
                 firsts, lasts, sums = _beam_spans(of_window)
             else:
-                starts, ends = (
-                    of_window["start_logits"],
-                    of_window["end_logits"],
-                )
+                starts = of_window["start_logits"]
+                ends = of_window["end_logits"]
                 null_score = starts[0] + ends[0]
                 part = slice(windows.offset, windows.offset + end - begin)
                 firsts, lasts, sums = _plain_spans(

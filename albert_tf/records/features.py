@@ -9,8 +9,8 @@ A record is a `tf.train.Example`. There are two formats:
   records of Habana and Intel for MLPerf Training. The reader of
   google-research/albert refuses them, because of the length of the labels.
 
-L is `max_seq_length`, P is `max_predictions_per_seq`, and K is
-`max_examples_per_row`.
+L is `max_seq_length`, P is `max_predictions_per_seq`, the largest number of
+masked tokens in an example, and K is `max_examples_per_row`.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
@@ -35,25 +35,6 @@ UNFINISHED_FILE = "unfinished.json"
 SCHEMA_VERSION, PACKED_SCHEMA_VERSION = 2, 3
 
 
-class RecordShape(Protocol):
-    """The lengths of a record, e.g. `config.SequenceConfig`."""
-
-    @property
-    def max_seq_length(self) -> int:
-        """L, number of tokens, with padding."""
-        ...
-
-    @property
-    def max_predictions_per_seq(self) -> int:
-        """P, largest number of masked tokens in an example."""
-        ...
-
-    @property
-    def max_examples_per_row(self) -> int:
-        """K, largest number of examples in a packed record."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """A feature of the record.
@@ -65,8 +46,7 @@ class Feature:
         per_token: Whether the length is L.
         per_prediction: Whether the length is P, or P + K - 1 with
             `per_example`.
-        per_example: Whether the length is K. If nothing is set, the length
-            is 1.
+        per_example: Whether the length is K.
     """
 
     name: str
@@ -75,8 +55,8 @@ class Feature:
     per_prediction: bool = False
     per_example: bool = False
 
-    def length(self, shape: RecordShape) -> int:
-        """Returns the number of values in a record."""
+    def length(self, shape: Any) -> int:
+        """Number of values in a record of L, P and K, e.g. `SequenceConfig`."""
         if self.per_token:
             return shape.max_seq_length
         length = shape.max_predictions_per_seq if self.per_prediction else 1
@@ -129,25 +109,17 @@ PACKED_FEATURES = (
 FEATURES = tuple(
     dataclasses.replace(feature, per_example=False)
     for feature in PACKED_FEATURES
-    if feature.name == SENTENCE_LABEL
-    or feature.per_token
+    if feature.per_token
     or feature.per_prediction
+    or feature.name == SENTENCE_LABEL
 )
 
 # The features that a run computes itself under dynamic masking.
-MASK_FEATURES = (
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-)
+MASK_FEATURES = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 
 
 def stored_features(masking: str, packing: str = "none") -> tuple[Feature, ...]:
-    """Returns the features of a record.
-
-    Args:
-        masking: "static", or "dynamic" for records without masks.
-        packing: "none", or "best_fit" for several examples per record.
+    """Returns the features of a record; see `RecordsMetadata`.
 
     Example:
         >>> from albert_tf.config import SequenceConfig
@@ -172,20 +144,12 @@ def stored_features(masking: str, packing: str = "none") -> tuple[Feature, ...]:
 def features_to_read(
     masking: str, packing: str = "none"
 ) -> tuple[Feature, ...]:
-    """Returns the features that the trainer reads from records.
-
-    Args:
-        masking: "static" or "dynamic", as the records were built.
-        packing: "none" or "best_fit", as the records were built.
-    """
+    """Returns the features that the trainer reads from records."""
     unread = {EXAMPLE_NUMBERS}
     if masking == "static":
         unread.add("token_boundary")
-    return tuple(
-        feature
-        for feature in stored_features(masking, packing)
-        if feature.name not in unread
-    )
+    stored = stored_features(masking, packing)
+    return tuple(f for f in stored if f.name not in unread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,11 +170,9 @@ class RecordsMetadata:
         num_documents: Number of documents with examples.
         num_duplicate_documents: Number of documents that repeat another one
             after normalisation. Deduplication removes them.
-        num_examples: Number of examples in all shards.
-        num_pieces: Number of tokens in all records, with special tokens and
-            without padding.
-        num_masked: Number of masked tokens in all records; 0 if masking is
-            dynamic.
+        num_examples, num_masked: Numbers of examples and of masked tokens in
+            all shards.
+        num_pieces: Number of tokens in all records, special tokens included.
         unigram_entropy_nats: Entropy of the distribution of pieces in the
             corpus: the masked-LM loss of a model that knows only frequencies.
         shards: Number of records in each shard, by file name, in order.
@@ -259,12 +221,12 @@ class RecordsMetadata:
     def to_json(self) -> str:
         """Returns the text of `metadata.json`.
 
-        The metadata of unpacked records has no keys of packing, as in versions
-        without packing.
+        That of unpacked records has no keys of packing, as in versions without
+        packing.
         """
         values = dataclasses.asdict(self)
         if self.packing == "none":
-            for name in _PACKING_KEYS:
+            for name in ("packing", "max_examples_per_row", "num_rows"):
                 del values[name]
             values["schema_version"] = SCHEMA_VERSION
         else:
@@ -274,15 +236,8 @@ class RecordsMetadata:
         return json.dumps(values, indent=2) + "\n"
 
 
-# Keys that only the metadata of packed records has.
-_PACKING_KEYS = ("packing", "max_examples_per_row", "num_rows")
-
-
 def read_metadata(records_dir: str) -> RecordsMetadata:
-    """Reads `metadata.json` from a directory of records.
-
-    Args:
-        records_dir: The directory of the shards, local or gs://.
+    """Reads `metadata.json` from a directory of records, local or gs://.
 
     Raises:
         UserError: If the file is missing, has another schema, or lacks keys.
@@ -354,7 +309,6 @@ def check_values_match(
         stored: Stored values, by name.
         wanted: Required values, by name. Other stored values are ignored.
         other: Where the required values come from.
-        remedy: What to do about a difference.
 
     Raises:
         UserError: If values differ; the error names them, with both values.

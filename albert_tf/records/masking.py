@@ -19,8 +19,8 @@ depend on the other examples of its row.
 3. `take_spans`: the spans of an example are shuffled and taken while
    they fit the budget. A span that does not fit is skipped; a smaller span
    after it may still fit.
-4. `_draw_replacements`: a taken token becomes `[MASK]` (80 %), stays as it is
-   (10 %), or becomes a random ordinary piece of the vocabulary (10 %).
+4. A taken token becomes `[MASK]` (80 %), stays as it is (10 %), or becomes a
+   random ordinary piece of the vocabulary (10 %).
 
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 4.1;
@@ -34,8 +34,8 @@ import numpy as np
 
 from albert_tf.config import MaskingConfig
 from albert_tf.records import array_ops
+from albert_tf.records.array_ops import random_bits, random_uniform
 from albert_tf.records.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
-from albert_tf.records.keyed_random import random_bits, random_uniform
 
 # A NumPy array or a tensor.
 Array = Any
@@ -45,18 +45,6 @@ FIRST_ORDINARY_ID = len(SPECIAL_PIECES)
 
 # The uses of an example's key. Each has independent random numbers.
 _SPAN_LENGTH, _SPAN_ORDER, _REPLACEMENT_KIND, _RANDOM_PIECE = range(4)
-
-
-class _Tokens(NamedTuple):
-    """The masked tokens of all rows, row by row.
-
-    Attributes:
-        indices: int64, `(tokens,)`, indices in the flattened batch, increasing.
-        ids: int32, `(tokens,)`, as they were before masking.
-    """
-
-    indices: Array
-    ids: Array
 
 
 def mask_rows(
@@ -146,10 +134,31 @@ def mask_rows(
         max_predictions,
         ops,
     )
-    tokens = _list_tokens(spans, taken, input_ids, is_maskable, ops)
-    replacements = _draw_replacements(tokens, examples, keys, vocab_size, ops)
+    # The maskable tokens of the spans taken: indices in the flattened batch.
+    lengths = ops.take(spans.lengths, taken)
+    begins = ops.repeat(ops.take(spans.begins, taken), lengths)
+    tokens = begins + ops.ranges(lengths)
+    tokens = ops.take(tokens, ops.flatnonzero(ops.take(is_maskable, tokens)))
+    original_ids = ops.take(input_ids, tokens)
+    of_tokens, positions = examples.locate(tokens)
+    kinds, random_numbers = (
+        random_uniform(_keys_at(of_tokens, keys, purpose, ops), positions, ops)
+        for purpose in (_REPLACEMENT_KIND, _RANDOM_PIECE)
+    )
+    random_pieces = FIRST_ORDINARY_ID + ops.cast(
+        random_numbers * (vocab_size - FIRST_ORDINARY_ID), "int32"
+    )
+    replacements = ops.where(
+        kinds < 0.8,
+        np.int32(MASK_ID),
+        ops.where(kinds < 0.9, original_ids, random_pieces),
+    )
     num_slots = max_predictions + max_per_row - 1
-    return _make_features(input_ids, tokens, replacements, num_slots, ops)
+    masked_ids = ops.put(ops.reshape(input_ids, (-1,)), tokens, replacements)
+    return {
+        "input_ids": ops.reshape(masked_ids, input_ids.shape),
+        **_fill_slots(tokens, original_ids, input_ids.shape, num_slots, ops),
+    }
 
 
 def _keys_at(examples: Array, keys: Array, purpose: int, ops: Any) -> Array:
@@ -162,8 +171,7 @@ def find_words(
 ) -> tuple[Array, Array]:
     """Finds the tokens that open a segment, and those that open a word.
 
-    Returns:
-        Two arrays, bool, `(batch, length)`.
+    Both arrays are bool, `(batch, length)`.
     """
     special = (input_ids < FIRST_ORDINARY_ID) & (input_ids != UNK_ID)
     is_first = np.ones((special.shape[0], 1), bool)
@@ -204,13 +212,9 @@ class _Examples:
         self.begins = ops.reshape(begins, (num_rows * max_per_row,))
 
     def count(self, flags: Array) -> Array:
-        """Number of tokens of each example whose flag is True.
+        """Number of tokens of each example whose flag is True; `(batch * K,)`.
 
-        Args:
-            flags: bool, `(batch, length)`; False for padding.
-
-        Returns:
-            int64, `(batch * K,)`.
+        The flags are bool, `(batch, length)`; False for padding.
         """
         ops = self._ops
         num_rows, max_per_row = self._shape
@@ -226,11 +230,7 @@ class _Examples:
     def locate(self, tokens: Array) -> tuple[Array, Array]:
         """Returns the example of each token and the position in the example.
 
-        Args:
-            tokens: int64, indices in the flattened batch; not of padding.
-
-        Returns:
-            Two int64 arrays of the shape of `tokens`.
+        The tokens are indices in the flattened batch; not of padding.
         """
         groups = self._ops.take(self._groups, tokens)
         rows = groups // (self._shape[1] + 1)
@@ -310,13 +310,8 @@ def _measure_spans(
     """Counts the tokens and the maskable tokens of each span.
 
     A span extends to the beginning of the next one, or to the end of its
-    example.
-
-    Args:
-        opens_span: bool, `(batch * length,)`, the first token of each span.
-        is_exception: bool, `(batch, length)`, the tokens that are neither
-            maskable nor padding. They are few, so each is looked up.
-        examples: The examples of the batch.
+    example. The exceptions, `(batch, length)`, are the tokens that are neither
+    maskable nor padding. They are few, so each is looked up.
     """
     num_rows, length = is_exception.shape
     begins = ops.flatnonzero(opens_span)
@@ -394,15 +389,9 @@ def take_spans(
 def _shuffle_within_examples(
     spans: Array, examples: Array, order: Array, num_examples: int, ops: Any
 ) -> Array:
-    """Puts some spans of each example in their random order.
+    """Sorts some spans by their examples, then by `order`, below 2**32.
 
-    Args:
-        spans: int64, increasing; indices of spans.
-        examples: int64, `(spans,)`, of all spans, nondecreasing.
-        order: uint64, `(spans,)`, random, below 2**32.
-
-    Returns:
-        int64; `spans` in the order of their examples, then of `order`.
+    `spans` are increasing indices; `examples` and `order` are of all spans.
     """
     groups = ops.take(examples, spans)
     counts = ops.bincount(groups, None, num_examples)
@@ -434,15 +423,11 @@ def _take_what_fits(
     are needed, since spans have few different sizes.
 
     Args:
-        spans: int64, indices of the spans to try, in shuffled order.
-        examples: int64, `(spans,)`, the examples of all spans, nondecreasing.
-        sizes: int64, `(spans,)`, numbers of maskable tokens of all spans.
-        budgets: int64, `(examples,)`.
-        taken: bool, `(spans,)`, of all spans.
+        spans: Indices of the spans to try, in shuffled order.
+        examples, sizes, taken: `(spans,)`, of all spans.
 
     Returns:
-        `taken` with the spans taken; and int64, `(examples,)`: what is left of
-        the budgets.
+        `taken` with the spans taken, and what is left of the budgets.
     """
     num_examples = budgets.shape[0]
 
@@ -479,53 +464,19 @@ def _take_what_fits(
     return taken, left
 
 
-def _list_tokens(
-    spans: _Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
-) -> _Tokens:
-    """Lists the maskable tokens of the spans taken."""
-    lengths = ops.take(spans.lengths, taken)
-    begins = ops.repeat(ops.take(spans.begins, taken), lengths)
-    indices = begins + ops.ranges(lengths)
-    indices = ops.take(indices, ops.flatnonzero(ops.take(is_maskable, indices)))
-    return _Tokens(indices, ops.take(input_ids, indices))
-
-
-def _draw_replacements(
-    tokens: _Tokens,
-    examples: _Examples,
-    keys: Array,
-    vocab_size: int,
-    ops: Any,
-) -> Array:
-    """Draws what each masked token becomes; int32, `(tokens,)`."""
-    of_tokens, positions = examples.locate(tokens.indices)
-
-    def uniform(purpose: int) -> Array:
-        token_keys = _keys_at(of_tokens, keys, purpose, ops)
-        return random_uniform(token_keys, positions, ops)
-
-    kind = uniform(_REPLACEMENT_KIND)
-    random_piece = FIRST_ORDINARY_ID + ops.cast(
-        uniform(_RANDOM_PIECE) * (vocab_size - FIRST_ORDINARY_ID), "int32"
-    )
-    original_or_random = ops.where(kind < 0.9, tokens.ids, random_piece)
-    return ops.where(kind < 0.8, np.int32(MASK_ID), original_or_random)
-
-
-def _make_features(
-    input_ids: Array,
-    tokens: _Tokens,
-    replacements: Array,
-    num_slots: int,
-    ops: Any,
+def _fill_slots(
+    tokens: Array, original_ids: Array, shape: Any, num_slots: int, ops: Any
 ) -> dict[str, Array]:
-    """Puts the replacements, and the predictions of each row, in place."""
-    num_rows, length = input_ids.shape
-    masked_ids = ops.put(
-        ops.reshape(input_ids, (-1,)), tokens.indices, replacements
-    )
-    rows = tokens.indices // length
-    columns = tokens.indices - rows * length
+    """The features `MASK_FEATURES` of rows of a `shape`.
+
+    Args:
+        tokens: int64, the masked tokens, increasing indices in the flattened
+            batch.
+        original_ids: int32, as they were before masking.
+    """
+    num_rows, length = shape
+    rows = tokens // length
+    columns = tokens - rows * length
     numbers = ops.ranges(ops.bincount(rows, None, num_rows))
     ops.check(
         numbers < num_slots, "a row must have a slot for each masked token"
@@ -534,14 +485,11 @@ def _make_features(
 
     def in_slots(values: Array, dtype: str) -> Array:
         empty = ops.zeros(num_rows * num_slots, dtype)
-        return ops.reshape(
-            ops.put(empty, slots, ops.cast(values, dtype)),
-            (num_rows, num_slots),
-        )
+        filled = ops.put(empty, slots, ops.cast(values, dtype))
+        return ops.reshape(filled, (num_rows, num_slots))
 
     return {
-        "input_ids": ops.reshape(masked_ids, (num_rows, length)),
         "masked_lm_positions": in_slots(columns, "int32"),
-        "masked_lm_ids": in_slots(tokens.ids, "int32"),
+        "masked_lm_ids": in_slots(original_ids, "int32"),
         "masked_lm_weights": in_slots(columns >= 0, "float32"),
     }

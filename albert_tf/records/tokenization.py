@@ -1,17 +1,20 @@
-"""Converts text to token ids with a SentencePiece vocabulary.
+"""Converts text to token ids, and to the inputs of a model.
 
 There are two kinds of vocabulary. For a vocabulary of google-research/albert,
 Python code normalises text before the SentencePiece model, and splits pieces
 such as "2011," after it. The checkpoints of google-research/albert were trained
 on the resulting ids. A self-contained vocabulary normalises text in the model,
 so every SentencePiece runtime returns the same ids for raw text.
+
+`encode` makes the inputs that an exported model, which tokenizes in its graph
+(`serving.text_tokenizer`), makes of the same texts.
 """
 
 import itertools
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import sentencepiece
@@ -20,7 +23,10 @@ from albert_tf.errors import UserError
 from albert_tf.io import faults
 from albert_tf.io.files import open_existing
 from albert_tf.records.features import (
+    CLS_ID,
     MASK_ID,
+    PAD_ID,
+    SEP_ID,
     SPECIAL_PIECES,
     UNK_ID,
     sha256_of,
@@ -171,7 +177,7 @@ class Tokenizer:
 
     def encode_normalized(self, texts: Sequence[str]) -> EncodedTexts:
         """Tokenizes texts that `self.normalize` returned."""
-        # One thread: callers run several processes instead.
+        # One thread: callers run several processes.
         encoded = self._model.encode(list(texts), num_threads=1)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         ids = np.fromiter(
@@ -179,7 +185,14 @@ class Tokenizer:
         )
         ends = np.cumsum(lengths)
         if self.kind == GOOGLE_ALBERT:
-            ids, ends = self.split_commas(ids, ends)
+            # The ids that replace each piece: see `_build_comma_table`.
+            lengths = self._comma_lengths[ids]
+            new_ends = np.cumsum(lengths)
+            begins = self._comma_begins[ids] - (new_ends - lengths)
+            ids = self._comma_ids[
+                np.repeat(begins, lengths) + np.arange(lengths.sum())
+            ]
+            ends = np.concatenate([[0], new_ends])[ends]
         return EncodedTexts(ids, self.starts_word[ids], ends)
 
     def encode_with_spans(
@@ -211,48 +224,28 @@ class Tokenizer:
         """Tokenizes a raw text in which "[MASK]" is the mask token."""
         parts = text.split(MASK_PIECE)
         encoded = self.encode_batch(parts)
-        ids: list[int] = []
-        for i, part_ids in enumerate(np.split(encoded.ids, encoded.ends[:-1])):
-            if i == 0:
-                ids.extend(part_ids.tolist())
-                continue
-            ids.append(MASK_ID)
-            if parts[i][:1].isspace():
-                ids.extend(part_ids.tolist())
-            else:
+        first, *others = np.split(encoded.ids, encoded.ends[:-1])
+        ids: list[int] = first.tolist()
+        for part, part_ids in zip(parts[1:], others, strict=True):
+            after = part_ids.tolist()
+            if not part[:1].isspace():
                 # The model takes the start of every text for a word start.
-                ids.extend(self._without_word_mark(part_ids.tolist()))
+                after = self._without_word_mark(after)
+            ids += [MASK_ID, *after]
         return ids
-
-    def split_commas(
-        self, ids: np.ndarray, ends: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Splits commas off numbers, as google-research/albert does.
-
-        Args:
-            ids: Integers, `(tokens,)`, from the SentencePiece model.
-            ends: Integers, `(texts,)`, index after the last token of each text.
-
-        Returns:
-            `ids`, int32, and `ends` after the split.
-        """
-        lengths = self._comma_lengths[ids]
-        new_ends = np.cumsum(lengths)
-        offsets = np.arange(lengths.sum()) - np.repeat(
-            new_ends - lengths, lengths
-        )
-        ids = self._comma_ids[
-            np.repeat(self._comma_begins[ids], lengths) + offsets
-        ]
-        return ids, np.concatenate([[0], new_ends])[ends]
 
     def split_comma(
         self, piece_id: int, begin: int, end: int
     ) -> list[tuple[int, int, int]]:
-        """As `split_commas`, for one token with the span of its characters.
+        """Splits a comma off a number, as google-research/albert does.
 
-        The characters are counted from the end, since white space may precede
-        the first one.
+        Args:
+            piece_id: A token, from the SentencePiece model.
+            begin, end: The span of its characters. They are counted from the
+                end, since white space may precede the first one.
+
+        Returns:
+            Id, begin and end of the tokens that replace it.
         """
         length = int(self._comma_lengths[piece_id])
         if length == 1:
@@ -289,7 +282,7 @@ class Tokenizer:
             )
 
     def _build_comma_table(self) -> None:
-        """Tabulates the pieces that replace each piece in `split_commas`.
+        """Tabulates the pieces that replace each piece.
 
         The tokenizer of google-research/albert checks each piece that the
         model returns. A piece that ends in a digit and a comma is encoded
@@ -359,9 +352,6 @@ def _find_kind(
     the serialized model for the bytes of the name: the tag of field 1, the
     length, the name, and the tag of field 2, the rules. A piece of the same
     spelling does not match: its score follows, a float with the tag 0x15.
-
-    Raises:
-        UserError: If a self-contained model contradicts `do_lower_case`.
     """
     for lower_case, name in NORMALIZER_NAMES.items():
         if b"\n%c%b\x12" % (len(name), name.encode()) in content:
@@ -377,13 +367,116 @@ def _find_kind(
 
 
 def _begins_word(piece: str) -> bool:
-    """Whether a piece begins a word.
-
-    A piece with a word mark does, and so does every piece of a script without
-    spaces.
-    """
+    """Whether a piece has a word mark or a script without spaces."""
     first = piece[:1]
     return first == WORD_MARK or (
         not first.isascii()
         and any(begin <= first <= end for begin, end in _UNSPACED_SCRIPTS)
     )
+
+
+# --- inputs of a model -------------------------------------------------------
+
+Tokens: TypeAlias = Sequence[list[int]]
+
+
+class ModelInputs(NamedTuple):
+    """A batch of texts, int32, `(batch, length)`.
+
+    Attributes:
+        input_ids: `[CLS] A [SEP]` for a text, `[CLS] A [SEP] B [SEP]` for a
+            pair; padded with `<pad>`.
+        input_mask: 1 for a token, 0 for padding.
+        segment_ids: 1 for the second text and its `[SEP]`, 0 elsewhere.
+    """
+
+    input_ids: np.ndarray
+    input_mask: np.ndarray
+    segment_ids: np.ndarray
+
+
+def truncate(
+    firsts: Tokens, seconds: Tokens | None, max_seq_length: int
+) -> tuple[Tokens, Tokens | None]:
+    """Cuts texts, or pairs of texts, to fit into a sequence; see `join`."""
+    smallest = 2 if seconds is None else 3
+    if max_seq_length < smallest:
+        raise ValueError(
+            f"max_seq_length must be at least {smallest}, for [CLS] and [SEP]. "
+            f"Received: {max_seq_length}"
+        )
+    if seconds is None:
+        return [first[: max_seq_length - 2] for first in firsts], None
+    # The longer text is cut first; of two equally long ones, the second.
+    room = max_seq_length - 3
+    firsts = [
+        first[: max(room - len(second), (room + 1) // 2)]
+        for first, second in zip(firsts, seconds, strict=True)
+    ]
+    pairs = zip(firsts, seconds, strict=True)
+    return firsts, [second[: room - len(first)] for first, second in pairs]
+
+
+def join(
+    firsts: Tokens, seconds: Tokens | None = None, length: int = 0
+) -> ModelInputs:
+    """Makes the sequences of texts, or of pairs of texts.
+
+    Args:
+        firsts, seconds: Token ids of each text, and of each second text; None
+            for single texts.
+        length: Length of the rows; 0 for that of the longest sequence.
+
+    Example:
+        >>> inputs = join([[7], [7, 7]], [[8, 9], []])
+        >>> inputs.input_ids.tolist()
+        [[2, 7, 3, 8, 9, 3], [2, 7, 7, 3, 3, 0]]
+        >>> inputs.segment_ids.tolist()
+        [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0]]
+    """
+    begins = [[CLS_ID, *first, SEP_ID] for first in firsts]
+    rows = begins
+    if seconds is not None:
+        rows = [
+            [*begin, *second, SEP_ID]
+            for begin, second in zip(begins, seconds, strict=True)
+        ]
+    shape = (len(rows), length or max(map(len, rows), default=0))
+    inputs = ModelInputs(
+        np.full(shape, PAD_ID, np.int32),
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.int32),
+    )
+    for i, (begin, row) in enumerate(zip(begins, rows, strict=True)):
+        inputs.input_ids[i, : len(row)] = row
+        inputs.input_mask[i, : len(row)] = 1
+        inputs.segment_ids[i, len(begin) : len(row)] = 1
+    return inputs
+
+
+def encode(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    text_pairs: Sequence[str] | None = None,
+    max_seq_length: int = 512,
+) -> ModelInputs:
+    """Tokenizes texts, or pairs of texts, for a model.
+
+    The rows are as long as the longest one needs. A text that is too long is
+    truncated at its end. The longer text of a pair is truncated first.
+
+    Args:
+        texts: Texts, in which "[MASK]" is the mask token.
+        text_pairs: The second text of each pair; None for single texts.
+        max_seq_length: Maximum number of tokens in a row, `[CLS]` and `[SEP]`
+            included; at most `max_position_embeddings` of the model.
+
+    Raises:
+        ValueError: If `texts` and `text_pairs` differ in length, or if
+            `max_seq_length` has no room for `[CLS]` and `[SEP]`.
+    """
+    firsts = [tokenizer.encode_with_masks(text) for text in texts]
+    seconds = None
+    if text_pairs is not None:
+        seconds = [tokenizer.encode_with_masks(text) for text in text_pairs]
+    return join(*truncate(firsts, seconds, max_seq_length))

@@ -15,9 +15,8 @@ from albert_tf.config import PredictConfig, TaskConfig, TextsConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.documents import Question, WindowMaker, find_answers
-from albert_tf.records.encoding import ModelInputs
 from albert_tf.records.features import TOKENIZER_FILE
-from albert_tf.records.tokenization import MASK_PIECE, Tokenizer
+from albert_tf.records.tokenization import MASK_PIECE, ModelInputs, Tokenizer
 
 # TensorFlow Serving reserves this directory of a SavedModel for extra files.
 ASSETS_DIR = "assets.extra"

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.array_ops import random_bits
 from albert_tf.records.tokenization import EncodedTexts, Tokenizer
 from data_prep.builder.segments import (
     SegmentPair,

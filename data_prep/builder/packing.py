@@ -24,12 +24,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from albert_tf.config import MaskingConfig
+from albert_tf.config import MaskingConfig, SequenceConfig
 from albert_tf.records.features import (
     EXAMPLE_NUMBERS,
     MASK_FEATURES,
     SENTENCE_LABEL,
-    RecordShape,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID, find_words
 
@@ -251,7 +250,7 @@ class _Examples(NamedTuple):
         return np.searchsorted(self.slots.values[EXAMPLE_NUMBERS], wanted)
 
     def lay_out(
-        self, rows: list[list[int]], shape: RecordShape
+        self, rows: list[list[int]], shape: SequenceConfig
     ) -> dict[str, np.ndarray]:
         """Returns the features of packed rows, whose examples these are."""
         tokens, masks, slots = self
@@ -316,7 +315,7 @@ class BestFit:
         [[1]]
     """
 
-    def __init__(self, shape: RecordShape) -> None:
+    def __init__(self, shape: SequenceConfig) -> None:
         self._length = shape.max_seq_length
         self._max_examples = shape.max_examples_per_row
         self._max_masked = shape.max_predictions_per_seq + (

@@ -18,6 +18,7 @@ from absl import logging
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
     METADATA_FILE,
@@ -26,7 +27,6 @@ from albert_tf.records.features import (
     RecordsMetadata,
     stored_features,
 )
-from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import FIRST_ORDINARY_ID, mask_rows
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.examples import EVAL, TRAIN, UnmaskedExamples

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.io import files
-from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.array_ops import random_bits
 from data_prep.builder.examples import (
     HEADER,
     UnmaskedExamples,

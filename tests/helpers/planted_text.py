@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.interop.formats import LoadedModel
-from albert_tf.records.encoding import encode
 from albert_tf.records.features import MASK_ID
+from albert_tf.records.tokenization import encode
 
 WORDS = [a + b for a, b in itertools.product("bdfgkl", "aeiou")]
 NAMES = WORDS[:8]

@@ -15,8 +15,8 @@ from albert_tf.input.record_sets import (
     find_records,
     find_training_data,
 )
+from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import features_to_read
-from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_rows
 from tests.helpers import tiny_run
 from tests.helpers.dataset_graph import operations_of

@@ -11,7 +11,6 @@ from albert_tf.records.features import (
     PACKED_FEATURES,
     SPECIAL_PIECES,
     RecordsMetadata,
-    check_values_match,
     read_metadata,
     stored_features,
 )
@@ -58,11 +57,6 @@ PACKED = dataclasses.replace(
     num_rows=10,
     num_pieces=608,
 )
-
-
-def write_metadata(directory, text):
-    (directory / METADATA_FILE).write_text(text)
-    return str(directory)
 
 
 def test_features_equal_those_of_google_research_albert():
@@ -114,24 +108,17 @@ def test_special_pieces_have_the_ids_of_google_research_albert():
     assert ids == {"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 
 
-def test_metadata_equals_what_was_written(tmp_path):
-    assert (
-        read_metadata(write_metadata(tmp_path, METADATA.to_json())) == METADATA
-    )
+@pytest.mark.parametrize("metadata", [METADATA, PACKED])
+def test_metadata_equals_what_was_written(tmp_path, metadata):
+    (tmp_path / METADATA_FILE).write_text(metadata.to_json())
+    assert read_metadata(str(tmp_path)) == metadata
 
 
-def test_metadata_of_packed_records_equals_what_was_written(tmp_path):
-    directory = write_metadata(tmp_path, PACKED.to_json())
-    assert read_metadata(directory) == PACKED
-    stored = json.loads(PACKED.to_json())
-    assert stored["schema_version"] == 3
-    assert stored["fill"] == PACKED.fill == 608 / 640
-
-
-def test_metadata_without_packing_has_no_keys_of_packing():
-    stored = json.loads(METADATA.to_json())
-    assert stored["schema_version"] == 2
-    assert json.loads(PACKED.to_json()).keys() - stored.keys() == {
+def test_only_metadata_of_packed_records_has_keys_of_packing():
+    plain, packed = (json.loads(m.to_json()) for m in (METADATA, PACKED))
+    assert (plain["schema_version"], packed["schema_version"]) == (2, 3)
+    assert packed["fill"] == PACKED.fill == 608 / 640
+    assert packed.keys() - plain.keys() == {
         "packing",
         "max_examples_per_row",
         "num_rows",
@@ -139,35 +126,20 @@ def test_metadata_without_packing_has_no_keys_of_packing():
     }
 
 
-def test_metadata_of_another_schema_is_refused(tmp_path):
-    other = json.loads(METADATA.to_json()) | {"schema_version": 99}
-    with pytest.raises(
-        UserError, match=r"schema_version .* must be 2 or 3\. .*99"
-    ):
-        read_metadata(write_metadata(tmp_path, json.dumps(other)))
-
-
-def test_an_error_names_a_missing_key_of_metadata(tmp_path):
-    values = json.loads(METADATA.to_json())
-    del values["ngram"]
-    with pytest.raises(UserError, match="ngram"):
-        read_metadata(write_metadata(tmp_path, json.dumps(values)))
-
-
-def test_missing_or_invalid_metadata_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"metadata\.json must exist"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"schema_version": 99}, r"schema_version .* must be 2 or 3\. .*99"),
+        ({"key": 1}, "key"),
+        ({"ngram": "3"}, "ngram .* must be of type"),
+        ("{", r"metadata\.json must be JSON"),
+        (None, r"metadata\.json must exist"),
+    ],
+)
+def test_metadata_that_cannot_be_read_is_refused(tmp_path, content, message):
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(METADATA.to_json()) | content)
+    if content is not None:
+        (tmp_path / METADATA_FILE).write_text(content)
+    with pytest.raises(UserError, match=message):
         read_metadata(str(tmp_path))
-    with pytest.raises(UserError, match=r"metadata\.json must be JSON"):
-        read_metadata(write_metadata(tmp_path, "{"))
-
-
-def test_an_error_names_each_difference_with_both_values():
-    stored = {"max_seq_length": 64, "vocabulary_sha256": "ab", "seed": 1}
-    wanted = {"max_seq_length": 512, "vocabulary_sha256": "cd", "seed": 1}
-    with pytest.raises(UserError) as refused:
-        check_values_match("records/metadata.json", stored, wanted)
-    message = str(refused.value)
-    assert message.startswith("records/metadata.json must agree")
-    assert "max_seq_length 64 and 512" in message
-    assert "vocabulary_sha256 'ab' and 'cd'" in message
-    assert "seed" not in message

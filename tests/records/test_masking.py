@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from albert_tf.config import MaskingConfig
 from albert_tf.input import tensor_ops
 from albert_tf.records import array_ops
+from albert_tf.records.array_ops import random_bits, random_uniform
 from albert_tf.records.features import (
     CLS_ID,
     MASK_FEATURES,
@@ -150,25 +151,6 @@ def test_random_replacements_are_uniform_over_ordinary_pieces():
     np.testing.assert_allclose(counts[5:], len(drawn) / 12, atol=4 * sigma)
 
 
-def test_special_tokens_are_never_masked():
-    rng = np.random.default_rng(5)
-    ids, boundary = make_rows(rng, 500, 40, unknown=0.2)
-    masked = mask(ids, boundary, masked_lm_prob=0.9)
-    targets = masked.ids[masked.weights > 0]
-    assert targets.min() >= 5
-    unchanged = ids < 5
-    np.testing.assert_array_equal(masked.input_ids[unchanged], ids[unchanged])
-
-
-def test_an_unknown_token_stays_while_the_rest_of_its_word_is_masked():
-    ids = np.array([[CLS_ID, 8, UNK_ID, 9, SEP_ID]], np.int32)
-    boundary = np.array([[1, 1, 0, 0, 1]])
-    masked = mask(ids, boundary, masked_lm_prob=0.4)
-    assert masked.positions[0, :3].tolist() == [1, 3, 0]
-    assert masked.ids[0, :3].tolist() == [8, 9, 0]
-    assert masked.weights[0, :3].tolist() == [1, 1, 0]
-
-
 def test_words_end_at_a_separator():
     """The token after [SEP] begins a word, even without a boundary mark. In
     google-research/albert it is masked with the word before [SEP]."""
@@ -178,15 +160,6 @@ def test_words_end_at_a_separator():
     chosen = {tuple(row[:2].tolist()) for row in masked.positions}
     assert chosen == {(1, 2), (4, 5)}
     assert (masked.weights.sum(axis=1) == 2).all()
-
-
-def test_a_word_that_exceeds_the_budget_is_masked_if_nothing_fits():
-    """A word of 6 tokens and a budget of 1: it is masked if
-    `max_predictions_per_seq` is at least 6."""
-    ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, SEP_ID]], np.int32)
-    boundary = np.array([[1, 1, 0, 0, 0, 0, 0, 1]])
-    assert mask(ids, boundary).weights.sum() == 6
-    assert mask(ids, boundary, max_predictions_per_seq=5).weights.sum() == 0
 
 
 def test_the_budget_is_at_least_one_token():
@@ -199,7 +172,7 @@ def test_the_budget_is_at_least_one_token():
     assert (masked.weights.sum(axis=1) == 1).all()
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     length=st.integers(8, 70),
@@ -315,7 +288,7 @@ def unpack_masks(masked, numbers):
     return found
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     max_examples=st.integers(1, 9),
@@ -375,40 +348,19 @@ def test_packed_rows_hold_the_masks_of_their_examples(
     }
 
 
-def draw_opens_span(num_rows, num_words):
-    """bool, `(num_rows, num_words)`; the words that begin a span."""
-    keys = np.random.default_rng(1).integers(
-        0, 2**64, num_rows, dtype=np.uint64
-    )
-    counts = np.full(num_rows, num_words)
-    first_words = draw_first_words(keys, counts, 3)
-    opens_span = np.zeros(num_rows * num_words, bool)
-    opens_span[np.asarray(first_words)] = True
-    assert opens_span.sum() == len(first_words)
-    return opens_span.reshape(num_rows, num_words)
-
-
 def test_drawn_spans_have_the_lengths_of_the_paper():
     """Spans that end before the row does; within 4 standard deviations."""
-    rows, columns = np.nonzero(draw_opens_span(5000, 40))
-    same_row = rows[:-1] == rows[1:]
+    keys = np.random.default_rng(1).integers(0, 2**64, 5000, dtype=np.uint64)
+    first_words = draw_first_words(keys, np.full(5000, 40), 3)
+    rows, columns = np.divmod(first_words, 40)
     # A row may end within a span that begins less than 3 words before its
     # end. Only spans that begin earlier are counted.
-    complete = same_row & (columns[:-1] <= 36)
+    complete = (rows[:-1] == rows[1:]) & (columns[:-1] <= 36)
     lengths = np.diff(columns)[complete]
     assert len(lengths) > 50_000
     for n, probability in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)):
         sigma = np.sqrt(probability * (1 - probability) / len(lengths))
         assert abs((lengths == n).mean() - probability) < 4 * sigma
-
-
-def test_every_word_begins_a_span_equally_often():
-    """The mean length is 18/11 words, so 11/18 of the words begin a span. The
-    second word of a row begins one as often as the tenth."""
-    num_rows = 20_000
-    rates = draw_opens_span(num_rows, 12).mean(axis=0)[1:]
-    sigma = np.sqrt(11 / 18 * 7 / 18 / num_rows)
-    np.testing.assert_allclose(rates, 11 / 18, atol=4 * sigma)
 
 
 # The budgets of all rows are half of the tokens, or a twentieth.
@@ -431,3 +383,19 @@ def test_spans_are_taken_in_random_order_while_they_fit(num_spans):
         # A span without maskable tokens makes no difference.
         taken = taken[sizes[taken] > 0]
         np.testing.assert_array_equal(taken, np.flatnonzero(expected))
+
+
+def test_random_bits_are_the_outputs_of_splitmix64():
+    """The first outputs of the reference generator for the seed 1234567: its
+    k-th output is this function of the seed and k."""
+    key = np.full(3, 1234567, np.uint64)
+    assert random_bits(key, np.arange(3)).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+    for number in range(3):
+        bits = random_bits(tf.constant(key), number, tensor_ops)
+        assert (bits.numpy() == random_bits(key, np.arange(3))[number]).all()
+    uniform = random_uniform(key, np.arange(3))
+    np.testing.assert_allclose(uniform[0], 6457827717110365317 / 2**64)

@@ -1,15 +1,18 @@
 import gzip
 import io
+import itertools
 import pathlib
 
 import numpy as np
 import pytest
 import sentencepiece
+import tensorflow as tf
 import tensorflow_text
 
 from albert_tf.errors import UserError
-from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
-from albert_tf.records.tokenization import Tokenizer, normalize
+from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
+from albert_tf.records.tokenization import Tokenizer, encode, normalize
+from albert_tf.serving.text_tokenizer import TextTokenizer, pack
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
@@ -69,35 +72,29 @@ def test_ids_are_line_numbers_of_the_vocabulary_file(tokenizer):
     assert encoded.word_starts.tolist() == [True, True, False, True, True]
 
 
-def test_a_number_within_a_word_gets_no_word_mark(tmp_path):
-    """The piece "9," begins no word. The model encodes "9" as "▁" and "9", so
-    the mark must be removed. The piece "▁ab7," keeps its mark."""
+@pytest.mark.parametrize(
+    ("text", "symbols", "of_the_model", "ours"),
+    [
+        # The model encodes "9" as "▁" and "9", or as "▁9": without the mark.
+        ("b9,", ["9,", "9"], ["9,"], ["9", ","]),
+        ("b9,", ["9,", "▁9", "9"], ["9,"], ["9", ","]),
+        # This piece begins a word, and keeps its mark.
+        ("ab7,", ["▁ab7,", "7", "▁ab"], ["▁ab7,"], ["▁ab", "7", ","]),
+    ],
+)
+def test_a_number_within_a_word_gets_no_word_mark(
+    tmp_path, text, symbols, of_the_model, ours
+):
     model = train(
         tmp_path / "commas.model",
-        ["ab7, ab 9, a b ,"] * 9,
-        user_defined_symbols=["9,", "▁ab7,", "9", "7", "▁ab"],
+        ["ab7, ab 9 b9,a, a b ,"] * 9,
+        user_defined_symbols=symbols,
         vocab_size=40,
     )
     plain = sentencepiece.SentencePieceProcessor(model_file=model)
-    assert plain.encode("b9,", out_type=str)[-1:] == ["9,"]
-    assert plain.encode("9", out_type=str) == ["▁", "9"]
-    assert plain.encode("ab7,", out_type=str) == ["▁ab7,"]
-    tokenizer = Tokenizer(model)
-    assert pieces_of(tokenizer, "b9,")[-3:] == ["b", "9", ","]
-    assert pieces_of(tokenizer, "ab7,") == ["▁ab", "7", ","]
-
-
-def test_a_number_joined_to_its_word_mark_loses_the_mark(tmp_path):
-    """Here the model encodes "9" as one piece, "▁9"."""
-    model = train(
-        tmp_path / "joined.model",
-        ["b9,a 9 a b ,"] * 9,
-        user_defined_symbols=["9,", "▁9", "9"],
-        vocab_size=40,
-    )
-    plain = sentencepiece.SentencePieceProcessor(model_file=model)
-    assert plain.encode("9", out_type=str) == ["▁9"]
-    assert pieces_of(Tokenizer(model), "b9,")[1:] == ["9", ","]
+    assert plain.encode(text, out_type=str)[-1:] == of_the_model
+    pieces = pieces_of(Tokenizer(model), text)
+    assert pieces[-len(ours) :] == ours
 
 
 def test_ids_agree_with_tensorflow_text(vocabulary_file, tokenizer):
@@ -121,11 +118,6 @@ def test_ids_agree_with_tensorflow_text(vocabulary_file, tokenizer):
             assert ours.tolist() == theirs
             num_compared += 1
     assert num_compared > 2000
-
-
-def test_control_symbols_in_text_are_plain_text(tokenizer):
-    ids = tokenizer.encode_batch(["[CLS] a [SEP] [MASK] <pad> <unk>"]).ids
-    assert not set(ids.tolist()) & {0, CLS_ID, SEP_ID, MASK_ID}
 
 
 def test_encode_with_masks_converts_mask_spellings_to_mask_tokens(tokenizer):
@@ -164,36 +156,80 @@ def test_every_piece_begins_a_word_in_scripts_without_spaces(tmp_path, text):
     assert starts[1].tolist() == [True, False, False, False]
 
 
-def test_a_vocabulary_with_other_special_ids_is_refused(tmp_path):
-    model = train(
-        tmp_path / "other.model",
-        ["a b c"] * 9,
-        vocab_size=16,
-        pad_id=3,
-        bos_id=0,
-    )
-    with pytest.raises(UserError, match=r"first pieces.*<s> <unk>"):
-        Tokenizer(model)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"pad_id": 3, "bos_id": 0}, r"first pieces.*<s> <unk>"),
+        # Masking could draw it as a random replacement.
+        (
+            {"control_symbols": ["[CLS]", "[SEP]", "[MASK]", "[unused1]"]},
+            r"\[unused1\]",
+        ),
+        (None, r"spm\.model.*train_tokenizer"),
+        (b"no model", r"spm\.model must be a SentencePiece"),
+    ],
+)
+def test_other_vocabularies_are_refused(tmp_path, model, message):
+    path = tmp_path / "spm.model"
+    if isinstance(model, dict):
+        train(path, ["a b c"] * 9, vocab_size=16, **model)
+    elif model is not None:
+        path.write_bytes(model)
+    with pytest.raises(UserError, match=message):
+        Tokenizer(str(path))
 
 
-def test_a_vocabulary_with_other_control_symbols_is_refused(tmp_path):
-    """Masking could draw them as random replacements."""
-    model = train(
-        tmp_path / "more.model",
-        ["a b c"] * 9,
-        vocab_size=16,
-        control_symbols=["[CLS]", "[SEP]", "[MASK]", "[unused1]"],
-    )
-    with pytest.raises(UserError, match=r"\[unused1\]"):
-        Tokenizer(model)
+# --- inputs of a model -------------------------------------------------------
+
+TEXTS = ["The cat sat on the mat.", "It [MASK] [MASK].", "", "Rome"]
+PAIRS = ["", "In Paris, 1,000 people wait for the boat.", "a", "is a city"]
 
 
-def test_an_error_names_a_missing_vocabulary(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere.model.*train_tokenizer"):
-        Tokenizer(str(tmp_path / "nowhere.model"))
+@pytest.mark.parametrize("max_seq_length", [4, 7, 8, 11, 90])
+@pytest.mark.parametrize("pairs", [None, PAIRS])
+def test_inputs_equal_those_of_a_served_model(
+    vocabulary_file, tokenizer, pairs, max_seq_length
+):
+    in_graph = TextTokenizer(vocabulary_file)
+    columns = [TEXTS] if pairs is None else [TEXTS, pairs]
+    ids = [in_graph.encode_with_masks(tf.constant(c)) for c in columns]
+    inputs = encode(tokenizer, TEXTS, pairs, max_seq_length)
+    for found, wanted in zip(inputs, pack(max_seq_length, *ids), strict=True):
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, wanted)
+    lengths = inputs.input_mask.sum(axis=1)
+    assert lengths.max() == inputs.input_ids.shape[1] <= max_seq_length
 
 
-def test_an_error_names_a_file_that_is_not_a_model(tmp_path):
-    (tmp_path / "text.model").write_text("no model")
-    with pytest.raises(UserError, match=r"text.model must be a SentencePiece"):
-        Tokenizer(str(tmp_path / "text.model"))
+def test_special_tokens_surround_the_texts(tokenizer):
+    """Ids of the vocabulary of google-research/albert, by hand."""
+    inputs = encode(tokenizer, ["[MASK]", "[MASK][MASK]"], ["", "[MASK]"])
+    assert inputs.input_ids.tolist() == [
+        [CLS_ID, MASK_ID, SEP_ID, SEP_ID, PAD_ID, PAD_ID],
+        [CLS_ID, MASK_ID, MASK_ID, SEP_ID, MASK_ID, SEP_ID],
+    ]
+    assert inputs.input_mask.tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+    assert inputs.segment_ids.tolist() == [
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_an_empty_list_of_texts_gives_an_empty_batch(tokenizer):
+    assert [array.shape for array in encode(tokenizer, [])] == [(0, 0)] * 3
+
+
+def test_texts_and_pairs_of_different_length_are_refused(tokenizer):
+    for texts, pairs in itertools.permutations([["a"], ["a", "b"]]):
+        with pytest.raises(ValueError):
+            encode(tokenizer, texts, pairs)
+
+
+@pytest.mark.parametrize(("pairs", "smallest"), [(None, 2), (["b"], 3)])
+def test_a_length_without_room_for_special_tokens_is_refused(
+    tokenizer, pairs, smallest
+):
+    inputs = encode(tokenizer, ["a"], pairs, smallest)
+    assert inputs.input_ids.shape == (1, smallest)
+    with pytest.raises(ValueError, match=f"must be at least {smallest}, for"):
+        encode(tokenizer, ["a"], pairs, smallest - 1)
