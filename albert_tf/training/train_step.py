@@ -89,17 +89,13 @@ class Steps(NamedTuple):
     """Results of some steps.
 
     Attributes:
-        totals: float32 scalars by name: the totals passed in, plus each
-            step's metrics.
-        num_steps: int32 scalar, number of steps done; fewer than requested
-            after a request to stop.
-        stops: float32 scalar, the same in all processes; not 0 after a request
-            to stop in any process.
+        totals: float32 scalars: the totals passed in, plus each step's metrics.
+        num_steps: int32 scalar; fewer than requested after a request to stop.
+        stops: float32 scalar; not 0 after a request to stop in any process.
         learning_rate: float32 scalar, of the last step.
-        times: float64, `(num_steps, 3)`: the times, in seconds since the
-            epoch, at which each step requested its batch, received it, and
-            had the results of the previous step. Steps overlap: a step may
-            request its batch before the previous one gives its results.
+        times: float64, `(num_steps, 3)`, in seconds since the epoch: when each
+            step requested its batch, received it, and had the results of the
+            previous step. Steps overlap.
     """
 
     totals: Mapping[str, tf.Tensor]
@@ -209,9 +205,9 @@ def _as_vector(
 ) -> Callable[..., Scalars]:
     """The step of a replica, with its results in one vector, named "all".
 
-    One copy then transfers all results from device to host. With one scalar
-    per metric, TensorFlow would also merge a metric's sum over steps with sums
-    inside the metric, in an order that differs between processes.
+    One copy transfers it to the host. With one scalar per metric, TensorFlow
+    would also merge a metric's sum over steps with sums inside the metric, in
+    an order that differs between processes.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -225,11 +221,9 @@ def _as_vector(
 def _next_batch(
     strategy: tf.distribute.Strategy, batches: Iterator[Batch], after: tf.Tensor
 ) -> tuple[Batch, tf.Tensor, tf.Tensor]:
-    """Takes the next batch once `after` is known.
+    """The next batch once `after` is known, and when it was requested and came.
 
-    Returns:
-        The batch, and float64 scalars: the times of its request, and of its
-        arrival at the first replica of this process, or of the slice.
+    It has come when the first replica of this process or slice has it.
     """
     with tf.control_dependencies([after]):
         requested = tf.timestamp()
@@ -266,12 +260,11 @@ def make_replica_step(
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
 
     Returns:
-        `replica_step(batch, rates, stop)` for the batch of this replica, the
-        dropout rates and, unless it is left out, the stop flag of its process,
-        a float32 scalar. It returns float32 scalars equal on all replicas: the
-        metrics of `metric_names` over the global batch, with gradient_norm
-        before global clipping; and, if `stop` is given, `stops`, its sum over
-        all replicas.
+        `replica_step(batch, rates, stop)` for the batch of this replica and,
+        optionally, the stop flag of its process. It returns float32 scalars
+        equal on all replicas: the metrics of `metric_names` over the global
+        batch, with gradient_norm before global clipping; and, if `stop` is
+        given, `stops`, its sum over all replicas.
     """
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
@@ -314,13 +307,18 @@ def make_replica_step(
     ) -> Scalars:
         replica = tf.distribute.get_replica_context()
         num_replicas = replica.num_replicas_in_sync
-        batch = _with_static_shapes(
-            batch, config.data.global_batch_size // num_replicas
-        )
+        # Batches of several workers lack the static batch size.
+        rows = config.data.global_batch_size // num_replicas
+        batch = {
+            name: tf.ensure_shape(value, [rows, *value.shape[1:]])
+            for name, value in batch.items()
+        }
         seed = _replica_seed(
             config.training.seed, state.step, replica.replica_id_in_sync_group
         )
-        weights = _global_weights(state.objective, batch)
+        # All losses are divided by the weights of the global batch, so each
+        # label counts the same in every replica and micro-batch.
+        weights = _sum_over_replicas(state.objective.weights(batch))
 
         def add_gradients(
             micro_batch: Batch,
@@ -329,9 +327,7 @@ def make_replica_step(
         ) -> Any:
             """See `_add_micro_batches`."""
             dropout = Dropout(
-                rates.hidden,
-                rates.attention,
-                _fold_in(seed, index),
+                rates.hidden, rates.attention, _fold_in(seed, index)
             )
             total = GradientSums(
                 state.model.trainable_variables, so_far, joins_reads
@@ -350,7 +346,10 @@ def make_replica_step(
         if clip_norm and clips_each_replica:
             gradients = _clip_per_replica(gradients, clip_norm, num_replicas)
         flags = {} if stop is None else {"stops": stop}
-        gradients, sums = _reduce(gradients, {**sums, **flags})
+        *gradients, vector = _all_reduce_sum(
+            [*gradients, tf.stack([*sums.values(), *flags.values()])]
+        )
+        sums = dict(zip([*sums, *flags], tf.unstack(vector), strict=True))
         flags = {name: sums.pop(name) for name in flags}
         update_metrics = update(
             gradients, _learning_rate(state.step, config, state)
@@ -376,12 +375,7 @@ def _add_micro_batches(
             gradients. Returns these plus its own gradients, and its own
             `Objective.sums`.
         zeros: The gradients before the first micro-batch.
-        batch: The batch of the replica.
-        num_micro_batches: Number of parts into which the batch is divided.
         jit_compile: Whether XLA compiles `add_gradients`.
-
-    Returns:
-        The total gradients and the total sums.
     """
     compute: Any = add_gradients
     if jit_compile:
@@ -437,24 +431,6 @@ def _add_micro_batches(
     return gradients, sums
 
 
-def _with_static_shapes(batch: Batch, per_replica_batch_size: int) -> Batch:
-    """Sets the static batch size, which batches of several workers lack."""
-    return {
-        name: tf.ensure_shape(value, [per_replica_batch_size, *value.shape[1:]])
-        for name, value in batch.items()
-    }
-
-
-def _global_weights(objective: Objective, batch: Batch) -> Scalars:
-    """The weights of the global batch, by which all losses are divided.
-
-    So each label counts the same in every replica and micro-batch.
-    """
-    weights = objective.weights(batch)
-    reduced = _all_reduce_sum(tf.stack(list(weights.values())))
-    return dict(zip(weights, tf.unstack(reduced), strict=True))
-
-
 def _add_gradients(
     state: TrainState,
     micro_batch: Batch,
@@ -463,11 +439,7 @@ def _add_gradients(
     target: ProgramTarget,
     total: GradientSums,
 ) -> tuple[list[tf.Tensor], Scalars]:
-    """Adds the gradients of a micro-batch to `total`.
-
-    Returns:
-        The total gradients of `Objective.loss`, and the micro-batch's sums.
-    """
+    """Adds gradients of `Objective.loss` to `total`; also returns the sums."""
     target = dataclasses.replace(target, gradient_sums=total)
     with tf.GradientTape() as tape:
         outputs = state.model(micro_batch, dropout=dropout, target=target)
@@ -499,14 +471,9 @@ def _clip_factor(gradient_norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
     return factor
 
 
-def _reduce(
-    gradients: list[tf.Tensor], sums: Scalars
-) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-    """Adds up gradients and sums over all replicas, in one all-reduce."""
-    *gradients, reduced = _all_reduce_sum(
-        [*gradients, tf.stack(list(sums.values()))]
-    )
-    return gradients, dict(zip(sums, tf.unstack(reduced), strict=True))
+def _sum_over_replicas(values: Scalars) -> Scalars:
+    total = _all_reduce_sum(tf.stack(list(values.values())))
+    return dict(zip(values, tf.unstack(total), strict=True))
 
 
 def _all_reduce_sum(values: Any) -> Any:
