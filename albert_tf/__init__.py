@@ -15,7 +15,11 @@ import os
 from typing import Any
 
 # Keras reads its backend once, when it is first imported.
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+if os.environ.setdefault("KERAS_BACKEND", "tensorflow") != "tensorflow":
+    raise ImportError(
+        "albert_tf needs Keras on TensorFlow. Received: KERAS_BACKEND="
+        f"{os.environ['KERAS_BACKEND']}. Unset it."
+    )
 
 _MODULES = {
     "albert_tf.config": (

@@ -6,8 +6,9 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.errors import UserError
 from albert_tf.modeling.attention_bias import attention_bias
-from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.dropout import Dropout, choose
 from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import Pooler
 from albert_tf.modeling.layers import Embeddings, initializer
@@ -31,8 +32,11 @@ class BackboneOutputs(NamedTuple):
     pooled_output: tf.Tensor | None
 
 
+@keras.saving.register_keras_serializable("albert_tf")
 class AlbertBackbone(keras.layers.Layer):
     """Embeddings, encoder and pooler.
+
+    `keras.models.load_model` knows it once it is imported.
 
     Paths of variables begin with the backbone's name even inside another
     layer, so that a checkpoint fits every model built on the backbone.
@@ -70,6 +74,10 @@ class AlbertBackbone(keras.layers.Layer):
         has_pooler: bool = True,
         name: str = "albert",
     ) -> None:
+        if dtype not in ("float32", "mixed_bfloat16"):
+            raise UserError(
+                "dtype must be float32 or mixed_bfloat16", received=dtype
+            )
         super().__init__(name=name, dtype=dtype)
         self.config = config
         self.embeddings = Embeddings(config)
@@ -96,8 +104,9 @@ class AlbertBackbone(keras.layers.Layer):
         position_ids: tf.Tensor | None = None,
         output_positions: tf.Tensor | None = None,
         cls_positions: tf.Tensor | None = None,
-        dropout: Dropout = NO_DROPOUT,
+        dropout: Dropout | None = None,
         target: ProgramTarget = DEFAULT_TARGET,
+        training: bool | None = None,
     ) -> BackboneOutputs:
         """Encodes a batch of sequences.
 
@@ -116,7 +125,10 @@ class AlbertBackbone(keras.layers.Layer):
                 position of the `[CLS]` of each example; 0 for an unused slot.
                 None for rows of one example.
             dropout: Dropout of the forward pass; sites count from 0.
+            training: Whether to apply the dropout of the config if `dropout` is
+                None; Keras passes it.
         """
+        dropout = choose(dropout, training, self.config)
         packed = cls_positions is not None
         if packed and position_ids is None:
             position_ids = restarted_positions(input_mask, cls_positions)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling.backbone import AlbertBackbone
-from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, choose
 from albert_tf.modeling.heads import MaskedLanguageModelHead, SentenceHead
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
@@ -83,8 +83,9 @@ class AlbertPretrainer(keras.layers.Layer):
     def call(
         self,
         batch: Mapping[str, tf.Tensor],
-        dropout: Dropout = NO_DROPOUT,
+        dropout: Dropout | None = None,
         target: ProgramTarget = DEFAULT_TARGET,
+        training: bool | None = None,
     ) -> dict[str, tf.Tensor]:
         """Predicts the masked tokens and the class of each pair.
 
@@ -108,6 +109,7 @@ class AlbertPretrainer(keras.layers.Layer):
             logits, for the loss: `mlm_product`, with their shape, and
             `mlm_bias`, float32, `(vocab_size,)`.
         """
+        dropout = choose(dropout, training, self.config)
         sequence_output, pooled_output = self.backbone(
             batch["input_ids"],
             batch["input_mask"],

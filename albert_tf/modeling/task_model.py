@@ -8,7 +8,7 @@ import tensorflow as tf
 from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.modeling.backbone import AlbertBackbone
-from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.dropout import Dropout, choose
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 from albert_tf.modeling.task_heads import (
     BeamSpanHead,
@@ -82,8 +82,9 @@ class AlbertForTask(keras.layers.Layer):
     def call(
         self,
         batch: Mapping[str, tf.Tensor],
-        dropout: Dropout = NO_DROPOUT,
+        dropout: Dropout | None = None,
         target: ProgramTarget = DEFAULT_TARGET,
+        training: bool | None = None,
     ) -> dict[str, tf.Tensor]:
         """Computes the logits of the task.
 
@@ -100,6 +101,7 @@ class AlbertForTask(keras.layers.Layer):
             `logits`, float32: `(batch, classes)`, `(batch, 1)` for regression,
             `(batch, num_choices)` for multiple choice.
         """
+        dropout = choose(dropout, training, self.config)
         inputs = {
             name: self._split_choices(batch[name])
             for name in ("input_ids", "input_mask", "segment_ids")

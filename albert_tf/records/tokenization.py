@@ -456,8 +456,8 @@ def join(
 
 def encode(
     tokenizer: Tokenizer,
-    texts: Sequence[str],
-    text_pairs: Sequence[str] | None = None,
+    texts: str | Sequence[str],
+    text_pairs: str | Sequence[str] | None = None,
     max_seq_length: int = 512,
 ) -> ModelInputs:
     """Tokenizes texts, or pairs of texts, for a model.
@@ -466,7 +466,7 @@ def encode(
     truncated at its end. The longer text of a pair is truncated first.
 
     Args:
-        texts: Texts, in which "[MASK]" is the mask token.
+        texts: Texts, in which "[MASK]" is the mask token; a string is one text.
         text_pairs: The second text of each pair; None for single texts.
         max_seq_length: Maximum number of tokens in a row, `[CLS]` and `[SEP]`
             included; at most `max_position_embeddings` of the model.
@@ -475,8 +475,10 @@ def encode(
         ValueError: If `texts` and `text_pairs` differ in length, or if
             `max_seq_length` has no room for `[CLS]` and `[SEP]`.
     """
-    firsts = [tokenizer.encode_with_masks(text) for text in texts]
-    seconds = None
-    if text_pairs is not None:
-        seconds = [tokenizer.encode_with_masks(text) for text in text_pairs]
-    return join(*truncate(firsts, seconds, max_seq_length))
+
+    def ids(texts: str | Sequence[str]) -> Tokens:
+        texts = [texts] if isinstance(texts, str) else texts
+        return [tokenizer.encode_with_masks(text) for text in texts]
+
+    seconds = None if text_pairs is None else ids(text_pairs)
+    return join(*truncate(ids(texts), seconds, max_seq_length))

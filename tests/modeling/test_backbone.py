@@ -1,10 +1,17 @@
+import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from albert_tf.errors import UserError
 from albert_tf.modeling.backbone import AlbertBackbone
+from albert_tf.modeling.dropout import NO_DROPOUT
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from tests.helpers import tiny_model
 
@@ -74,3 +81,65 @@ def test_a_backbone_is_made_again_from_its_config():
     assert {v.path.split("/")[0] for v in copy.variables} == {"other"}
     assert copy(*inputs()).pooled_output is None
     assert copy(*inputs()).sequence_output.dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize("model", [AlbertBackbone, AlbertPretrainer])
+def test_other_precisions_are_refused(model):
+    with pytest.raises(UserError, match="float32 or mixed_bfloat16"):
+        model(CONFIG, dtype="bfloat16")
+
+
+def keras_model(backbone):
+    columns = [keras.Input((None,), dtype="int32") for _ in range(3)]
+    pooled = backbone(*columns).pooled_output
+    return keras.Model(columns, keras.layers.Dense(1)(pooled))
+
+
+def test_keras_trains_with_dropout_and_predicts_without():
+    """By its argument `training`; no dropout where the trainer says so."""
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5)
+    backbone = AlbertBackbone(config)
+    backbone.build()
+    model = keras_model(backbone)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    targets = np.ones((len(inputs()[0]), 1))
+    losses = {float(model.train_on_batch(inputs(), targets)) for _ in range(3)}
+    assert len(losses) == 3
+    tested = {float(model.test_on_batch(inputs(), targets)) for _ in range(3)}
+    assert len(tested) == 1
+
+    pretrainer = AlbertPretrainer(config)
+    pretrainer.build()
+    batch = tiny_model.make_batch()
+    plain, again, explicit, dropped = (
+        pretrainer(batch, **more)["mlm_logits"].numpy()
+        for more in (
+            {},
+            {"training": False},
+            {"training": True, "dropout": NO_DROPOUT},
+            {"training": True},
+        )
+    )
+    np.testing.assert_array_equal(plain, again)
+    np.testing.assert_array_equal(plain, explicit)
+    assert (plain != dropped).any()
+
+
+def test_keras_saves_and_loads_a_model_on_the_backbone(tmp_path):
+    model = keras_model(build())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        loaded.predict_on_batch(inputs()), model.predict_on_batch(inputs())
+    )
+
+
+def test_other_backends_of_keras_are_refused_at_import():
+    done = subprocess.run(
+        [sys.executable, "-c", "import albert_tf"],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "KERAS_BACKEND=jax. Unset it." in done.stderr

@@ -215,6 +215,15 @@ def test_special_tokens_surround_the_texts(tokenizer):
     ]
 
 
+def test_a_string_is_one_text(tokenizer):
+    for one, other in zip(
+        encode(tokenizer, "Rome is", "a city"),
+        encode(tokenizer, ["Rome is"], ["a city"]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_an_empty_list_of_texts_gives_an_empty_batch(tokenizer):
     assert [array.shape for array in encode(tokenizer, [])] == [(0, 0)] * 3
 
