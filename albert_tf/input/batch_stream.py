@@ -9,14 +9,17 @@ separate stream, from the beginning:
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
-
-import tensorflow as tf
+from typing import Any, NamedTuple
 
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig
-from albert_tf.input import damaged_records, synthetic
-from albert_tf.input.pipeline import Lane, training_dataset
+from albert_tf.input import record_format
+from albert_tf.input.pipeline import (
+    Lane,
+    MakeDataset,
+    synthetic_dataset,
+    training_dataset,
+)
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.records.features import features_to_read
@@ -26,18 +29,6 @@ READ_AHEAD_BATCHES = 64
 
 # Difference between the seeds of consecutive phases: 2^64 / golden ratio.
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-class SkippedBatches(Protocol):
-    """The batches that a run skips, e.g. `runs.rollback.Rollbacks`."""
-
-    def skipped_steps(self, step: int, phase_start: int = 0) -> int:
-        """Number of batches of the phase that are skipped before `step`."""
-        ...
-
-    def next_change(self, step: int) -> int | None:
-        """First step after `step` whose batch follows skipped ones, or None."""
-        ...
 
 
 class Location(NamedTuple):
@@ -58,7 +49,7 @@ class BatchStream:
     Args:
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
-        skipped: Batches to skip; None skips none.
+        skipped: The `runs.rollback.Rollbacks` of the run; None skips no batch.
         format_of: Returns the format of a set of records; by default the
             format of pretraining.
         watchdog: Ends the process if a search for damage hangs; None sets no
@@ -70,7 +61,7 @@ class BatchStream:
         data: TrainingData,
         config: DataConfig,
         seed: int,
-        skipped: SkippedBatches | None = None,
+        skipped: Any = None,
         format_of: Callable[[RecordSet], RecordFormat] | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
@@ -83,18 +74,11 @@ class BatchStream:
         )
         self._watchdog = watchdog
 
-    def open(
-        self, step: int
-    ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        """Opens the stream at a step; valid until `next_change(step)`.
-
-        Returns:
-            The argument of `strategy.distribute_datasets_from_function`; see
-            `pipeline.training_dataset`.
-        """
+    def open(self, step: int) -> MakeDataset:
+        """Opens the stream at a step; valid until `next_change(step)`."""
         phase, batch = self.locate(step)
         if self._config.synthetic_input:
-            return synthetic.make_dataset(
+            return synthetic_dataset(
                 self._config,
                 features_to_read("static", self._config.packing),
                 self._format_of(phase.records).limits,
@@ -127,10 +111,7 @@ class BatchStream:
         return min((c for c in changes if c is not None), default=None)
 
     def check_intact(self, first: int, last: int) -> None:
-        """Checks the shards behind a failed read.
-
-        These are the shards that the steps `first` to `last`, or the pipeline
-        ahead of them, may have read.
+        """Checks the shards that may have caused a failed read.
 
         Args:
             first: The step at which the stream was opened, or a later one.
@@ -152,7 +133,7 @@ class BatchStream:
                 batch * lane.width, last_batch * lane.width
             )
         }
-        damaged_records.check_intact(
+        record_format.check_intact(
             sorted(files),
             phase.records,
             self._config,

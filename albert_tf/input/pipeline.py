@@ -14,21 +14,27 @@ The batch does not depend on the number of replicas, hosts or restarts. So a
 checkpoint needs no state of the pipeline. (Iterators cannot be saved under
 strategies.) `batch_stream` leaves out the batches that rollbacks skip.
 
-`record_format` defines how a record becomes an example.
+`record_format` defines how a record becomes an example. `synthetic_dataset`
+replaces records, to measure the cost of the input. `iterate` opens a
+distributed dataset.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
+    StoredFeature,
     padding_example,
     parse_intact,
 )
@@ -42,11 +48,19 @@ SMALLEST_BUFFER_BYTES = 1 << 20
 # Per-replica batches parsed at the same time.
 PARALLEL_PARSE_CALLS = min(16, os.cpu_count() or 1)
 
-
 # Difference between the seeds of consecutive lanes.
 _LANE_KEY = 0xD1B54A32D192ED03
 
 CHOICES_AT_A_TIME = 1024
+
+# So many synthetic records that no run reaches the end of an epoch.
+SYNTHETIC_RECORDS = RecordSet(
+    {"synthetic_input": 2**40}, (("synthetic_input",),)
+)
+
+# The argument of `strategy.distribute_datasets_from_function`. An element of
+# the dataset is one replica's batch.
+MakeDataset: TypeAlias = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 
 def training_dataset(
@@ -55,18 +69,16 @@ def training_dataset(
     seed: int,
     first_batch: int,
     record_format: RecordFormat,
-) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Returns the endless training batches; an element is one replica's batch.
+) -> MakeDataset:
+    """Returns the endless training batches.
+
+    Elements are dictionaries of features, int32 or float32, of shape
+    `(per_replica_batch_size, length)`.
 
     Args:
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
         first_batch: Number of the batch with which the dataset begins.
-
-    Returns:
-        The argument of `strategy.distribute_datasets_from_function`. Elements
-        are dictionaries of features, int32 or float32, of shape
-        `(per_replica_batch_size, length)`.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -118,18 +130,12 @@ def training_dataset(
 
 def evaluation_dataset(
     records: RecordSet, config: DataConfig, record_format: RecordFormat
-) -> tuple[
-    Callable[[tf.distribute.InputContext], tf.data.Dataset],
-    int,
-]:
-    """Returns the evaluation batches; an element is one replica's batch.
+) -> tuple[MakeDataset, int]:
+    """Returns the evaluation batches, and the number of global batches.
 
     Each record of the first `max_eval_steps` batches, or of all batches if it
     is 0, occurs once, in the order of the files. Records of zeros fill the last
     batch.
-
-    Returns:
-        As `training_dataset`, and the number of global batches.
     """
     batch_size = config.eval_batch_size
     num_batches = -(-records.num_records // batch_size)
@@ -145,11 +151,7 @@ def evaluation_dataset(
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         batches = (
-            _read_files(
-                tf.constant(records.files),
-                records,
-                READ_BUFFER_BYTES,
-            )
+            _read_files(tf.constant(records.files), records, READ_BUFFER_BYTES)
             .batch(batch_size)
             .take(num_batches)
             .map(fill)
@@ -166,6 +168,42 @@ def evaluation_dataset(
         )
 
     return make, num_batches
+
+
+def synthetic_dataset(
+    config: DataConfig,
+    features: Sequence[StoredFeature],
+    limits: Mapping[str, int],
+) -> MakeDataset:
+    """Returns one batch of random numbers, again and again.
+
+    The devices do the same work as on real records, and never wait for input.
+
+    Args:
+        config: Batch size and lengths.
+        limits: Exclusive upper bounds of integer features, by name; the bound
+            is 2 for a feature that is not listed.
+    """
+
+    def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        rows = context.get_per_replica_batch_size(config.global_batch_size)
+        random = np.random.default_rng(0)
+        batch = {}
+        for feature in features:
+            shape = rows, feature.length(config)
+            if feature.dtype == "float32" or feature.name == "input_mask":
+                # Every position holds a token, and every slot counts.
+                values = np.ones(shape)
+            else:
+                values = random.integers(
+                    limits.get(feature.name, 2), size=shape
+                )
+            dtype = np.float32 if feature.dtype == "float32" else np.int32
+            batch[feature.name] = values.astype(dtype)
+        batches = tf.data.Dataset.from_tensors(batch).repeat()
+        return _without_autotuning(batches)
+
+    return dataset
 
 
 class Lane(NamedTuple):
@@ -395,10 +433,9 @@ def _parse_per_replica(
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    # `device_iterators` explains why autotuning is off. Without it, the number
-    # of parallel calls is fixed; `prefetch` still enlarges an empty buffer.
-    options.autotune.enabled = False
-    return (
+    # Without autotuning, the number of parallel calls is fixed; `prefetch`
+    # still enlarges an empty buffer.
+    return _without_autotuning(
         batches.map(replicas_of_this_host)
         .unbatch()
         .map(parse, num_parallel_calls=PARALLEL_PARSE_CALLS)
@@ -416,3 +453,49 @@ def _rows_of_host(
     per_host = num_replicas // context.num_input_pipelines * per_replica
     first = context.input_pipeline_id * per_host
     return range(first, first + per_host)
+
+
+def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Turns off the tuning thread of the dataset's iterators.
+
+    The thread sleeps for up to a minute at a time. When an iterator is
+    destroyed, TensorFlow wakes the thread before it marks the iterator as
+    cancelled (`CancellationManager::StartCancel` and `Model::OptimizeLoop`), so
+    in about a third of all cases the thread goes back to sleep. The destructor,
+    which blocks all of Python, then waits for the rest of the minute: at the
+    end of a run, after an evaluation, after a rollback.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def iterate(batches: tf.distribute.DistributedDataset) -> Any:
+    """Starts reading a distributed dataset of this module.
+
+    The iterator of the host gets its options from the dataset. tf.distribute
+    makes the iterators of the devices without options; they only copy batches
+    from the host's iterator, so there is nothing to tune. Therefore, a private
+    function of TensorFlow is replaced while they are made. If a release lacks
+    that function, processes may end late.
+    """
+    with _device_datasets_without_autotuning():
+        return iter(batches)
+
+
+@contextlib.contextmanager
+def _device_datasets_without_autotuning() -> Iterator[None]:
+    name = "_create_device_dataset"
+    create = getattr(multi_device_iterator_ops, name, None)
+    if create is None:
+        yield
+        return
+    setattr(
+        multi_device_iterator_ops,
+        name,
+        lambda *args: _without_autotuning(create(*args)),
+    )
+    try:
+        yield
+    finally:
+        setattr(multi_device_iterator_ops, name, create)

@@ -1,4 +1,4 @@
-"""Formats of records: the features to read, and how they become a batch.
+"""Formats of records: how they become a batch, and which are damaged.
 
 Each objective has a record format. `pretraining_format` is the format of
 google-research/albert or of packed rows, with or without masks. Records without
@@ -6,17 +6,29 @@ masks are masked here, in the `tf.data` graph, with keys derived from the seed,
 the position in the stream and, in a packed row, the number of the example. So
 each epoch masks different tokens, and a run that is resumed masks the same
 tokens.
+
+TensorFlow's reader reports that a record is damaged, but not which one.
+Therefore, the shards that the failed step may have used are read a second time,
+in Python, by `check_intact`.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from concurrent import futures
+from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, SequenceConfig
+from albert_tf.errors import UserError, name_faults
 from albert_tf.input import tensor_ops
 from albert_tf.input.record_sets import RecordSet
+from albert_tf.io import faults
+from albert_tf.io.files import log_long_waits
+from albert_tf.io.tfrecord import read_records
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
@@ -28,22 +40,36 @@ from albert_tf.records.masking import mask_rows
 Batch = Mapping[str, tf.Tensor]
 
 
-class StoredFeature(Protocol):
-    """A feature of a record, e.g. `records.features.Feature`."""
+# A feature with `name`, `dtype` and `length(shape)`, e.g. `features.Feature`.
+StoredFeature = Any
 
-    @property
-    def name(self) -> str:
-        """Key in the record and in the batch."""
-        ...
+# TensorFlow's errors for a wrong checksum; for a record with other features,
+# token ids out of range or other faults; and for a wrong number of records.
+READING_ERRORS = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.FailedPreconditionError,
+)
 
-    @property
-    def dtype(self) -> str:
-        """Either "int64" or "float32"."""
-        ...
+# Errors that training handles. InternalError is among them because TensorFlow
+# raises it when gs:// returns too few bytes; see `may_be_damage`. The other
+# one, because a replica that cannot read cancels the sums of the others.
+TRAINING_ERRORS = (
+    *READING_ERRORS,
+    tf.errors.InternalError,
+    tf.errors.CancelledError,
+)
 
-    def length(self, shape: SequenceConfig) -> int:
-        """Number of values in a record."""
-        ...
+REMEDY = (
+    "Copy the shard again, or delete it and run the same build_tfrecords "
+    "command again, which builds only missing shards. Training continues from "
+    "its last checkpoint."
+)
+
+# One stream from gs:// does not use the bandwidth of a host.
+_PARALLEL_SHARDS = 16
+_BLOCK_RECORDS = 256
+_LONG_WAIT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +80,7 @@ class RecordFormat:
         features: The features to read. A record of zeros must be an example
             of weight 0: such records fill the last batch of an evaluation.
         limits: Exclusive upper bounds of integer features.
-            `damaged_records.check_intact` reports a record with a value that
+            `check_intact` reports a record with a value that
             is negative or not below its bound as damaged.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the positions
@@ -112,15 +138,11 @@ def pretraining_format(
 
 
 def find_faults_of_rows(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Checks the examples of packed rows.
+    """Finds wrong numbers, positions and weights of examples in packed rows.
 
-    Training on a row with wrong example numbers or positions raises no error,
-    but tokens attend to other examples or have wrong positions.
-    `data_prep.inspect_records` checks more.
-
-    Args:
-        batch: The features of packed records, `(batch, length)` each; a row
-            of zeros has no examples.
+    Training on such a row raises no error, but tokens attend to other examples
+    or have wrong positions. `data_prep.inspect_records` checks more. A row of
+    zeros has no examples.
 
     Returns:
         bool, `(batch,)`, by description of a fault: whether a row has it.
@@ -170,22 +192,6 @@ def find_faults_of_rows(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     }
 
 
-def parse_records(
-    serialized: tf.Tensor,
-    features: Sequence[StoredFeature],
-    shape: SequenceConfig,
-) -> Batch:
-    """Parses serialized examples.
-
-    Args:
-        serialized: string, `(batch,)`.
-
-    Returns:
-        The features, each `(batch, length)`, int32 or float32.
-    """
-    return as_batch(parse_stored(serialized, features, shape))
-
-
 def parse_stored(
     serialized: tf.Tensor,
     features: Sequence[StoredFeature],
@@ -203,24 +209,27 @@ def parse_stored(
     )
 
 
-def as_batch(stored: Batch) -> Batch:
-    """Converts int64 features to int32, since TPUs have no int64."""
+def parse_records(
+    serialized: tf.Tensor,
+    features: Sequence[StoredFeature],
+    shape: SequenceConfig,
+) -> Batch:
+    """Parses serialized examples, string, `(batch,)`.
+
+    Returns:
+        The features, each `(batch, length)`, int32 or float32, since TPUs have
+        no int64.
+    """
     return {
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
-        for name, value in stored.items()
+        for name, value in parse_stored(serialized, features, shape).items()
     }
 
 
 def parse_intact(
     serialized: tf.Tensor, record_format: RecordFormat, shape: SequenceConfig
 ) -> Batch:
-    """Parses serialized examples, and checks them.
-
-    Args:
-        serialized: string, `(batch,)`.
-
-    Returns:
-        As `parse_records`.
+    """As `parse_records`, and checks them.
 
     Raises:
         tf.errors.InvalidArgumentError: If `find_faults` finds a fault.
@@ -235,11 +244,7 @@ def parse_intact(
 def serialize(
     features: Sequence[StoredFeature], values: Mapping[str, Iterable[float]]
 ) -> bytes:
-    """Returns a serialized record; equal values give equal bytes.
-
-    Args:
-        values: The values of each feature, by name.
-    """
+    """Returns a serialized record; equal values give equal bytes."""
     example = tf.train.Example()
     for feature in features:
         stored = example.features.feature[feature.name]
@@ -256,3 +261,114 @@ def padding_example(
     """Returns a serialized record of zeros, which is an example of weight 0."""
     zeros = {feature.name: [0] * feature.length(shape) for feature in features}
     return serialize(features, zeros)
+
+
+# --- damaged records ---------------------------------------------------------
+
+
+def may_be_damage(error: tf.errors.OpError) -> bool:
+    """Whether a damaged record or an incomplete read may be the cause."""
+    return isinstance(error, READING_ERRORS) or faults.is_incomplete_read(error)
+
+
+def check_intact(
+    files: Sequence[str],
+    records: RecordSet,
+    config: DataConfig,
+    record_format: RecordFormat,
+    watchdog: Watchdog | None = None,
+) -> None:
+    """Checks shards of `records`, after an error from reading them.
+
+    The watchdog limits the time until the next shard is done.
+
+    Raises:
+        UserError: It names the first damaged record of each shard.
+    """
+    watchdog = watchdog or Watchdog()
+    logging.warning(
+        "reading failed: searching %d shards for damaged records", len(files)
+    )
+
+    def find_fault(file: str) -> str:
+        # A network may return wrong bytes once, so two reads must agree.
+        previous = ""
+        while previous != (
+            fault := _first_fault(file, records, config, record_format)
+        ):
+            previous = fault
+        return fault
+
+    found = []
+    with futures.ThreadPoolExecutor(_PARALLEL_SHARDS) as pool:
+        searches = pool.map(find_fault, files)
+        activity = "the search of a shard for damaged records"
+        causes = "the shards are large, or cannot be read"
+        for _ in files:
+            with (
+                watchdog.limit(activity),
+                log_long_waits(activity, causes, _LONG_WAIT_S),
+            ):
+                found.append(next(searches))
+    damaged = list(filter(None, found))
+    if damaged:
+        raise UserError(
+            "records must be intact",
+            received=name_faults(damaged),
+            remedy=REMEDY,
+        )
+
+
+def _first_fault(
+    file: str,
+    records: RecordSet,
+    config: DataConfig,
+    record_format: RecordFormat,
+) -> str:
+    """Describes the first damaged record of a shard; "" if all are intact."""
+    number = 0
+    with tf.io.gfile.GFile(file, "rb") as opened:
+        stored = read_records(opened)
+        while block := list(itertools.islice(stored, _BLOCK_RECORDS)):
+            # Parsing the records one by one takes several times as long. The
+            # content of a record with a fault is empty, and so is wrong.
+            contents = [record.content for record in block]
+            if _wrong_content(contents, config, record_format):
+                for record in block:
+                    fault = record.fault or _wrong_content(
+                        [record.content], config, record_format
+                    )
+                    if fault:
+                        return (
+                            f"record {record.number} of {file}, at byte "
+                            f"{record.offset}: {fault}"
+                        )
+            number += len(block)
+    if number != (count := records.counts[file]):
+        return f"{number} records in {file}, which must hold {count}"
+    return ""
+
+
+def _wrong_content(
+    serialized: Sequence[bytes], config: DataConfig, record_format: RecordFormat
+) -> str:
+    """Describes what is wrong in some records; "" if they are intact."""
+    try:
+        parsed = tf.constant(serialized, tf.string), record_format.features
+        stored = parse_stored(*parsed, config)
+    except UnicodeDecodeError:  # TensorFlow quotes bytes that are no Example
+        return "it must be a tf.train.Example"
+    except tf.errors.InvalidArgumentError as error:
+        return error.message.split("<unknown>, ")[-1].split(" [Op:")[0]
+    for name, limit in record_format.limits.items():
+        if name in stored:
+            values = stored[name].numpy()
+            if values.min() < 0 or values.max() >= limit:
+                return (
+                    f"{name} must be from 0 to below {limit}, and is from "
+                    f"{values.min()} to {values.max()}"
+                )
+    if record_format.find_faults is not None:
+        found = record_format.find_faults(parse_records(*parsed, config))
+        return next((f for f in found if tf.reduce_any(found[f])), "")
+    return ""

@@ -77,12 +77,12 @@ class RecordSet:
 
     @property
     def packing(self) -> str:
-        """Either "none", or "best_fit" for several examples per record."""
+        """As in `RecordsMetadata`; "none" without metadata."""
         return self.metadata.packing if self.metadata else "none"
 
     @property
     def masking(self) -> str:
-        """Either "static", or "dynamic" for records without masks."""
+        """As in `RecordsMetadata`; "static" without metadata."""
         return self.metadata.masking if self.metadata else "static"
 
     @property
@@ -91,18 +91,14 @@ class RecordSet:
         return sum(self.counts.values())
 
     def num_of_sets(self, position: Any) -> list[Any]:
-        """Splits the first records of an epoch by dataset.
+        """Splits the first `position` records of an epoch by dataset.
 
         At any position, the number of records of each dataset is proportional
         to its size, up to a difference below the number of datasets. An epoch
         reads every record once.
 
         Args:
-            position: Number of records read, an integer or int64 tensor.
-
-        Returns:
-            Numbers by dataset, of the type of `position`, that sum to
-            `position`.
+            position: An integer or int64 tensor; so are the numbers.
         """
         rest, counts = self.num_records, []
         for files in self.sets:
@@ -115,12 +111,9 @@ class RecordSet:
         return counts
 
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":
-        """Returns the shards of one of several streams.
+        """Returns the shards of one of several streams, from 0.
 
-        Args:
-            lane: Number of the stream, from 0.
-            num_lanes: Number of streams, which share the shards of each
-                dataset evenly.
+        The streams share the shards of each dataset evenly.
         """
         if num_lanes == 1:
             return self
@@ -130,16 +123,11 @@ class RecordSet:
         return dataclasses.replace(self, counts=counts, sets=sets)
 
     def text_settings(self) -> dict[str, object]:
-        """Returns the settings that other records must share.
-
-        Records with equal settings have equal tokens for equal text. Empty for
-        records without metadata.
-        """
-        if self.metadata is None:
-            return {}
+        """Settings with which equal text has equal tokens, where known."""
         return {
-            "vocabulary_sha256": self.metadata.vocabulary_sha256,
-            "do_lower_case": self.metadata.do_lower_case,
+            name: getattr(self.metadata, name)
+            for name in ("vocabulary_sha256", "do_lower_case")
+            if self.metadata
         }
 
 
@@ -177,9 +165,6 @@ class TrainingData:
 def find_training_data(config: PretrainingConfig) -> TrainingData:
     """Finds the records of `input_file`, or of `data_schedule`.
 
-    A build shuffles only its own records. Therefore, the records of several
-    directories of `input_file` alternate like those of several datasets.
-
     Raises:
         UserError: See `find_records`; also if the phases differ in vocabulary
             or lower-casing.
@@ -187,6 +172,8 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     data = config.data
     if not data.data_schedule:
         records = find_records({"input_file": data.input_file}, config)
+        # A build shuffles only its own records, so those of several
+        # directories alternate.
         directories: dict[str, list[str]] = {}
         for file in records.files:
             directories.setdefault(posixpath.dirname(file), []).append(file)
@@ -219,16 +206,13 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
         UserError: See `find_records`; also if the records hold no masks: all
             evaluations must predict the same tokens.
     """
-    training = config.training
-    config = dataclasses.replace(
-        config,
-        training=dataclasses.replace(
-            training, sentence_objective=training.held_out_objective()
-        ),
+    training = dataclasses.replace(
+        config.training,
+        sentence_objective=config.training.held_out_objective(),
     )
     held_out = find_records(
         {"eval_input_file": config.data.eval_input_file},
-        config,
+        dataclasses.replace(config, training=training),
         may_be_unpacked=True,
     )
     if held_out.masking == "dynamic":
@@ -297,9 +281,8 @@ def find_records(
 
     Raises:
         UserError: If no file matches, a build is unfinished, a file is not
-            listed in its metadata, only some of the records hold masks, or
-            packing, lengths, vocabulary, lower-casing or sentence objective
-            differ.
+            listed in its metadata, or records differ from the settings or
+            among each other.
     """
     name = ", ".join(patterns_by_set)
     sets = _match_files(patterns_by_set)
@@ -311,6 +294,7 @@ def find_records(
     for directory, found in metadata_of.items():
         _check_settings(directory, found, config, may_be_unpacked)
     known = {d: m for d, m in metadata_of.items() if m is not None}
+    # Of each file.
     listings = [metadata_of[posixpath.dirname(file)] for file in files]
     progress = tqdm(
         files, desc="counting records", disable=None not in listings
@@ -322,15 +306,14 @@ def find_records(
     if not any(counts.values()):
         raise UserError(
             f"{name} must hold records",
-            received=f"no record in {_name_first(files)}",
+            received=f"no record in {', '.join(files[:3])}",
         )
     # Vocabulary and lengths are those of the first directory with metadata.
     directory = min(known or metadata_of)
     metadata = metadata_of[directory]
     if metadata is not None:
-        # Weighted by tokens, the mean entropy is the masked-LM loss of a model
-        # that knows which directory an example is from, and the frequencies of
-        # the pieces there.
+        # The masked-LM loss of a model that knows which directory an example is
+        # from, and the frequencies of the pieces there.
         mean = np.average(
             [m.unigram_entropy_nats for m in known.values()],
             weights=[max(m.num_pieces, 1) for m in known.values()],
@@ -363,8 +346,8 @@ def _match_files(
 ) -> tuple[tuple[str, ...], ...]:
     """Finds the files of each dataset, sorted.
 
-    A file that several datasets match belongs to the first of them. A dataset
-    whose files all belong to others is left out.
+    A file belongs to the first dataset that matches it. A dataset whose files
+    all belong to others is left out.
     """
     found: set[str] = set()
     sets = []
@@ -394,14 +377,7 @@ def _match_files(
 
 
 def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
-    """Reads the metadata of a directory.
-
-    Returns:
-        None for a directory without metadata, as google-research/albert writes.
-
-    Raises:
-        UserError: If the directory belongs to an unfinished build.
-    """
+    """Reads the metadata of a directory; None if there is none."""
     path = posixpath.join(directory, features.METADATA_FILE)
     if tf.io.gfile.exists(path):
         return features.read_metadata(directory)
@@ -464,10 +440,7 @@ def _check_settings(
 def _count_records(
     file: str, metadata: features.RecordsMetadata | None, config: DataConfig
 ) -> int:
-    """Number of records of a file: the number in its metadata, if it has one.
-
-    A file without metadata is read, without initializing devices.
-    """
+    """Number of records of a file, which is read if it has no metadata."""
     if metadata is not None:
         try:
             return metadata.shards[posixpath.basename(file)]
@@ -500,14 +473,11 @@ def _count_records(
 
 def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
     example = tf.train.Example.FromString(serialized)
-    stored = {}
-    for feature in features.FEATURES:
-        values = example.features.feature[feature.name]
-        stored[feature.name] = len(
-            values.float_list.value
-            if feature.dtype == "float32"
-            else values.int64_list.value
-        )
+    stored = {
+        feature.name: len(values.float_list.value or values.int64_list.value)
+        for feature in features.FEATURES
+        for values in [example.features.feature[feature.name]]
+    }
     features.check_values_match(
         f"the lengths of the features in {file}",
         stored,
@@ -525,10 +495,9 @@ def _mean_content(
     counts: Sequence[int],
     listings: Sequence[features.RecordsMetadata | None],
 ) -> tuple[float, float | None]:
-    """The mean number of examples of a record, and the share of its tokens.
+    """Examples of a record, and share of its positions with tokens; means.
 
-    The arguments are the number of records and the metadata of each file. The
-    share is that of the positions. Without metadata, they are 1 and None.
+    Without metadata of all files, they are 1 and None.
     """
     examples = tokens = positions = 0.0
     for metadata, count in zip(listings, counts, strict=True):
@@ -547,19 +516,19 @@ def _check_directories_match(
     metadata_of: Mapping[str, features.RecordsMetadata | None],
 ) -> None:
     """Checks that directories share masking, packing and vocabulary."""
-    parts = [
-        dataclasses.replace(records, directory=path, metadata=metadata)
-        for path, metadata in metadata_of.items()
-    ]
+    parts = {
+        path or ".": dataclasses.replace(records, directory=path, metadata=m)
+        for path, m in metadata_of.items()
+    }
     for setting in ("masking", "packing"):
-        found = {p.directory or ".": getattr(p, setting) for p in parts}
+        found = {path: getattr(part, setting) for path, part in parts.items()}
         if len(set(found.values())) > 1:
             raise UserError(
                 f"{name} must hold records of one {setting}",
                 received="; ".join(f"{v} in {d}" for d, v in found.items()),
                 remedy=f"Build all of them with the same --{setting}.",
             )
-    for part in parts:
+    for part in parts.values():
         check_same_text(part, records)
 
 
@@ -577,10 +546,7 @@ def check_same_text(records: RecordSet, other: RecordSet) -> None:
 def _check_shards_of_lanes(
     name: str, records: RecordSet, num_lanes: int
 ) -> None:
-    """Checks that all lanes get equally many shards, and records.
-
-    A lane whose shards are all empty could not fill its rows of a batch.
-    """
+    """Checks that all lanes get equally many shards, and some records."""
     for files in records.sets:
         if len(files) % num_lanes:
             raise UserError(
@@ -596,11 +562,7 @@ def _check_shards_of_lanes(
             raise UserError(
                 f"each of the input_lanes={num_lanes} lanes must hold records "
                 f"of {name}",
-                received=f"no record in {_name_first(of_lane.files)}",
+                received=f"no record in {', '.join(of_lane.files[:3])}",
                 remedy="Build the records with fewer --num_shards, or lower "
                 "--input_lanes.",
             )
-
-
-def _name_first(files: Sequence[str]) -> str:
-    return ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")

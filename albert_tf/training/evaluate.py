@@ -19,8 +19,8 @@ from albert_tf.cluster.strategy import (
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import first_line
-from albert_tf.input import damaged_records, device_iterators
 from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input import record_format
 from albert_tf.input.record_format import Batch
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.files import READ_ATTEMPTS
@@ -140,10 +140,10 @@ class Evaluator:
         for attempt in range(1, READ_ATTEMPTS + 1):
             try:
                 return self._collect()
-            except damaged_records.TRAINING_ERRORS as error:
-                if not damaged_records.may_be_damage(error):
+            except record_format.TRAINING_ERRORS as error:
+                if not record_format.may_be_damage(error):
                     raise
-                damaged_records.check_intact(
+                record_format.check_intact(
                     self._held_out.files,
                     self._held_out,
                     self._config.data,
@@ -176,7 +176,7 @@ class Evaluator:
             leave=False,
         )
         with self._host.watchdog.limit("opening the held-out records"):
-            iterator = device_iterators.iterate(self._batches)
+            iterator = input_pipeline.iterate(self._batches)
         for _ in batches:
             # The loop requests no batch after the last one: on a TPU slice,
             # such a request would log an error of another host.

@@ -32,7 +32,7 @@ from albert_tf.cluster.strategy import (
 from albert_tf.cluster.workers import is_one_process, sum_over_replicas
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.input.damaged_records import READING_ERRORS
+from albert_tf.input.record_format import READING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io import faults, files
 from albert_tf.runs import directory as run_directory

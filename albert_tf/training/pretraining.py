@@ -16,7 +16,8 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.input import record_sets, synthetic
+from albert_tf.input import record_sets
+from albert_tf.input.pipeline import SYNTHETIC_RECORDS
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
@@ -75,7 +76,7 @@ class Pretraining(Objective):
 
     def find_training_data(self) -> TrainingData:
         if self._config.data.synthetic_input:
-            phase = record_sets.Phase(0, "", synthetic.RECORDS)
+            phase = record_sets.Phase(0, "", SYNTHETIC_RECORDS)
             return TrainingData((phase,))
         data = record_sets.find_training_data(self._config)
         warning = self._config.data.describe_missing_predictions()

@@ -30,7 +30,7 @@ from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import is_one_process, slice_servers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import RetryError, UserError, first_line
-from albert_tf.input.damaged_records import TRAINING_ERRORS, may_be_damage
+from albert_tf.input.record_format import TRAINING_ERRORS, may_be_damage
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoint_files import (

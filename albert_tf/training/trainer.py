@@ -12,7 +12,7 @@ from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import values_on_first
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
-from albert_tf.input import device_iterators
+from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io.files import log_long_waits
@@ -299,7 +299,7 @@ class Trainer:
             return
         self._opened_at = origin
         with self.host.watchdog.limit("opening the records"):
-            self._batches = device_iterators.iterate(
+            self._batches = input_pipeline.iterate(
                 self.host.strategy.distribute_datasets_from_function(
                     self.stream.open(step)
                 )

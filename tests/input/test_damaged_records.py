@@ -1,16 +1,17 @@
 """Records damaged on purpose: reading fails, and the search names them."""
 
+import io
 import shutil
 
 import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.input import batch_stream, damaged_records
+from albert_tf.input import batch_stream, record_format
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_sets import find_training_data
-from albert_tf.io.tfrecord import read_records
+from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
@@ -57,76 +58,65 @@ def offsets_of(shard):
     return [*offsets, shard.stat().st_size]
 
 
-def flip(shard, at):
-    content = bytearray(shard.read_bytes())
-    content[at] ^= 1
-    shard.write_bytes(content)
-
-
 def damage_content(shard, number):
-    flip(shard, offsets_of(shard)[number] + 12 + 40)
-
-
-def damage_checksum(shard, number):
-    flip(shard, offsets_of(shard)[number + 1] - 1)
-
-
-def damage_length(shard, number):
-    flip(shard, offsets_of(shard)[number] + 1)
-
-
-def cut_off(shard, number, rest=30):
-    shard.write_bytes(shard.read_bytes()[: offsets_of(shard)[number] + rest])
-
-
-def cut_between(shard, number):
-    """All checksums fit: the shard ends after a complete record."""
-    cut_off(shard, number, rest=0)
-
-
-def append_record(shard, _number):
     content = shard.read_bytes()
-    shard.write_bytes(content + content[: offsets_of(shard)[1]])
+    shard.write_bytes(flip(content, offsets_of(shard)[number] + 52))
 
 
-def shorten_feature(shard, number):
-    change(shard, number, "input_ids", lambda ids: ids[:-1])
+def flip(content, at):
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def replace_content(shard, _number):
-    """It is no `tf.train.Example`."""
-    with tf.io.TFRecordWriter(str(shard)) as writer:
-        writer.write(b"\xff\xfe")
+NO_EXAMPLE = b"\xff\xfe"
+OF_30 = "record 30 of {shard}, at byte {at}: "
+
+# How record 30 is damaged: new bytes of the shard, at the offsets of its
+# records, or new values of a feature; and what the search says.
+DAMAGE = {
+    "content": (lambda b, o: flip(b, o[30] + 12 + 40), OF_30 + "its content"),
+    "checksum": (lambda b, o: flip(b, o[31] - 1), OF_30 + "its content"),
+    "length": (lambda b, o: flip(b, o[30] + 1), OF_30 + "its length"),
+    "cut off": (lambda b, o: b[: o[30] + 30], OF_30 + "must have"),
+    # All checksums fit: the shard ends after a complete record.
+    "cut between": (
+        lambda b, o: b[: o[30]],
+        "30 records in {shard}, which must hold {count}",
+    ),
+    "appended": (
+        lambda b, o: b + b[: o[1]],
+        "{more} records in {shard}, which must hold {count}",
+    ),
+    "no message": (
+        lambda b, o: b[: o[30]] + framed(NO_EXAMPLE) + b[o[31] :],
+        OF_30 + "it must be a tf.train.Example",
+    ),
+    "short": (("input_ids", lambda ids: ids[:-1]), OF_30 + "Key: input_ids"),
+    "label": (
+        ("next_sentence_labels", lambda _: [2]),
+        OF_30 + "next_sentence_labels must be from 0 to below 2, and is from "
+        "2 to 2",
+    ),
+}
 
 
-def set_label(shard, number):
-    change(shard, number, "next_sentence_labels", lambda _: [2])
+def framed(content):
+    file = io.BytesIO()
+    with TFRecordWriter(file) as writer:
+        writer.write(content)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (damage_content, "record 30 of {shard}, at byte {at}: its content"),
-        (damage_checksum, "record 30 of {shard}, at byte {at}: its content"),
-        (damage_length, "record 30 of {shard}, at byte {at}: its length"),
-        (cut_off, "record 30 of {shard}, at byte {at}: must have"),
-        (cut_between, "30 records in {shard}, which must hold {count}"),
-        (append_record, "{more} records in {shard}, which must hold {count}"),
-        (shorten_feature, "record 30 of {shard}, at byte {at}: Key: input_ids"),
-        (replace_content, "record 0 of {shard}, at byte 0: it must be a tf."),
-        (
-            set_label,
-            "record 30 of {shard}, at byte {at}: next_sentence_labels must be "
-            "from 0 to below 2, and is from 2 to 2",
-        ),
-    ],
-)
-def test_a_damaged_record_is_named(make_stream, shards, damage, message):
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_record_is_named(make_stream, shards, name):
     """Of the shards of all lanes."""
+    damage, message = DAMAGE[name]
     shard = shards[1]
     offsets = offsets_of(shard)
     count = len(offsets) - 1
-    damage(shard, 30)
+    if callable(damage):
+        shard.write_bytes(damage(shard.read_bytes(), offsets))
+    else:
+        change(shard, 30, *damage)
     stream = make_stream(global_batch_size=12, input_lanes=3)
     steps = 3 * count // 4
     with pytest.raises(UserError) as raised:
@@ -136,8 +126,8 @@ def test_a_damaged_record_is_named(make_stream, shards, damage, message):
     )
     assert named in str(raised.value)
     assert "Copy the shard again, or delete it" in str(raised.value)
-    if damage not in (set_label, replace_content):
-        with pytest.raises(damaged_records.READING_ERRORS):
+    if name not in ("label", "no message"):
+        with pytest.raises(record_format.READING_ERRORS):
             list(stream.open(0)(ONE).take(steps))
 
 
@@ -167,7 +157,7 @@ def test_a_fault_of_a_single_read_is_no_damage(
                 record = record._replace(content=b"", fault=fault)
             yield record
 
-    monkeypatch.setattr(damaged_records, "read_records", read_with_faults)
+    monkeypatch.setattr(record_format, "read_records", read_with_faults)
     make_stream().check_intact(0, 200)
     assert not faults
     damage_content(shards[1], 31)
@@ -193,7 +183,7 @@ def test_only_shards_near_the_steps_are_searched(
     def note(files, *_):
         searched.append(files)
 
-    monkeypatch.setattr(damaged_records, "check_intact", note)
+    monkeypatch.setattr(record_format, "check_intact", note)
     (first, second), (third, _) = (
         shuffled_files([one, three], SEED, epoch).numpy().astype(str).tolist()
         for epoch in range(2)

@@ -5,19 +5,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.errors import UserError
+from albert_tf.config import DataConfig
 from albert_tf.input import pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
     Phase,
+    RecordSet,
     TrainingData,
     find_records,
     find_training_data,
 )
+from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import features_to_read
 from albert_tf.records.masking import mask_rows
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.dataset_graph import operations_of
 
@@ -34,8 +38,12 @@ def records(config):
     return find_records({"input_file": config.data.input_file}, config)
 
 
-def parse_static(serialized, config):
-    return parse_records(serialized, features_to_read("static"), config)
+@pytest.fixture(scope="module")
+def dynamic(tiny_dynamic_records, config):
+    """Records without masks, built from the same text as `records`."""
+    return find_records(
+        {"input_file": [f"{tiny_dynamic_records}/train/*.tfrecord"]}, config
+    )
 
 
 def one_phase(records):
@@ -66,7 +74,9 @@ def rows(batches):
 
 def stored_rows(files, config):
     dataset = tf.data.TFRecordDataset(list(files)).batch(10**6)
-    return rows([parse_static(next(iter(dataset)), config)])
+    return rows(
+        [parse_records(next(iter(dataset)), features_to_read("static"), config)]
+    )
 
 
 def test_epochs_hold_each_record_once_in_different_orders(records, config):
@@ -107,6 +117,30 @@ def test_files_and_the_records_within_them_are_shuffled(records, config):
     assert first_file != [row for row in stored[0] if row in first_file]
 
 
+def test_each_block_epoch_and_lane_is_shuffled_differently(tmp_path):
+    """One shard in each lane, which is read in blocks of eight records."""
+    files = tuple(str(tmp_path / f"{lane}.tfrecord") for lane in range(2))
+    for name in files:
+        with open(name, "wb") as file, TFRecordWriter(file) as writer:
+            for number in range(16):
+                writer.write(bytes([number]))
+    records = RecordSet(dict.fromkeys(files, 16), (files,))
+    data = DataConfig(global_batch_size=2, input_lanes=2, shuffle_block_size=16)
+    orders = []
+    for number in range(2):
+        stream = pipeline.shuffled_stream(
+            pipeline.Lane.of(number, records, data, 7),
+            0,
+            tf.data.TFRecordDataset,
+        )
+        read = [record[0] for record in stream.take(32).as_numpy_iterator()]
+        blocks = [read[begin : begin + 8] for begin in range(0, 32, 8)]
+        for block, first in zip(blocks, (0, 8, 0, 8), strict=True):
+            assert sorted(block) == list(range(first, first + 8))
+            orders.append(tuple(n - first for n in block))
+    assert len(set(orders)) == 2 * 2 * 2
+
+
 @pytest.mark.parametrize("epochs", [0, 0.3, 1, 2.5])
 def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
     records, config, epochs
@@ -118,23 +152,42 @@ def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
     assert resumed == straight[step * 8 :]
 
 
-def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
-    records, dynamic, config
-):
-    for some in (records, dynamic):
-        alone = rows(take(some, config, 3, 4))
-        shared = []
-        for step in range(4):
-            for host in range(2):
-                context = tf.distribute.InputContext(2, host, 4)
-                # Two replicas per host, so two elements per step.
-                batches = take(some, config, 3, 8, context)
-                assert all(len(b["input_ids"]) == 2 for b in batches)
-                shared += rows(batches[2 * step : 2 * step + 2])
-        assert shared == alone
-
-
 LANES = {"global_batch_size": 12, "input_lanes": 3}
+
+
+@pytest.mark.parametrize(
+    ("source", "num_hosts", "num_replicas", "settings"),
+    [
+        ("records", 2, 4, {}),
+        ("dynamic", 2, 4, {}),
+        # A host reads one and a half lanes, or a half.
+        ("records", 2, 4, LANES),
+        ("records", 6, 6, LANES),
+    ],
+)
+def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
+    request, config, source, num_hosts, num_replicas, settings
+):
+    some = request.getfixturevalue(source)
+    per_host = num_replicas // num_hosts
+    of_hosts = [
+        take(
+            some,
+            config,
+            9,
+            3 * per_host,
+            tf.distribute.InputContext(num_hosts, host, num_replicas),
+            **settings,
+        )
+        for host in range(num_hosts)
+    ]
+    together = [
+        batches[step * per_host + replica]
+        for step in range(3)
+        for batches in of_hosts
+        for replica in range(per_host)
+    ]
+    assert rows(together) == rows(take(some, config, 9, 3, **settings))
 
 
 def test_each_lane_fills_its_rows_from_its_own_shards(records, config):
@@ -154,34 +207,6 @@ def test_each_lane_fills_its_rows_from_its_own_shards(records, config):
         assert of_lane[:count] != stored
 
 
-@pytest.mark.parametrize(("num_hosts", "num_replicas"), [(2, 4), (6, 6)])
-def test_lanes_give_the_same_batch_on_any_number_of_hosts(
-    records, config, num_hosts, num_replicas
-):
-    """A host reads one and a half lanes, or a half, from the start or later."""
-    alone = rows(take(records, config, 0, 12, **LANES))
-    per_host = num_replicas // num_hosts
-    for start in (0, 9):
-        of_hosts = [
-            take(
-                records,
-                config,
-                start,
-                3 * per_host,
-                tf.distribute.InputContext(num_hosts, host, num_replicas),
-                **LANES,
-            )
-            for host in range(num_hosts)
-        ]
-        together = [
-            row
-            for step in range(3)
-            for batches in of_hosts
-            for row in rows(batches[step * per_host : (step + 1) * per_host])
-        ]
-        assert together == alone[12 * start : 12 * (start + 3)]
-
-
 def test_a_host_reads_no_shards_of_other_lanes(records, config):
     gone = [f"{file}-of-another-host" for file in records.files]
     gone[1] = records.files[1]
@@ -193,25 +218,6 @@ def test_a_host_reads_no_shards_of_other_lanes(records, config):
     assert take(others_gone, config, 0, 2, second, **LANES)
     with pytest.raises(tf.errors.NotFoundError):
         take(others_gone, config, 0, 2, first, **LANES)
-
-
-def test_lanes_must_divide_the_batch_and_the_shards(config):
-    with pytest.raises(UserError, match="divisible by input_lanes"):
-        config.replace(input_lanes=3)
-    with pytest.raises(UserError, match="3 shards, beginning with"):
-        find_training_data(config.replace(input_lanes=2))
-
-
-def test_batches_hold_int32_and_float32_of_static_shapes(
-    records, dynamic, config
-):
-    for some in (records, dynamic):
-        dataset = BatchStream(one_phase(some), config.data, 7).open(0)
-        spec = dataset(ONE).element_spec
-        assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
-        assert spec["masked_lm_weights"] == tf.TensorSpec((8, 6), tf.float32)
-        assert spec["next_sentence_labels"] == tf.TensorSpec((8, 1), tf.int32)
-        assert "token_boundary" not in spec
 
 
 @pytest.fixture(scope="module")
@@ -276,18 +282,6 @@ def test_the_batch_of_a_step_of_a_mixture_does_not_depend_on_the_start(
         assert rows(batches(step, 3)) == straight[step * 8 : step * 8 + 24]
 
 
-def test_a_file_of_two_sets_belongs_to_the_first(tiny_records, config):
-    one, two, three = sorted(map(str, (tiny_records / "train").glob("*d")))
-    config = config.replace(
-        input_file=(),
-        dataset=(f"a={two},{one}", f"b={one},{three}", f"c={two}"),
-        data_schedule="0:a+b+c",
-    )
-    found = find_training_data(config)
-    assert found.phases[0].records.sets == ((one, two), (three,))
-    assert found.phases[0].records.files == (one, two, three)
-
-
 @pytest.mark.parametrize("sizes", [(7, 3), (3, 7, 5), (2, 0, 40, 1), (1, 0)])
 def test_the_numbers_of_sets_grow_by_one_and_end_at_the_sizes(records, sizes):
     """`num_of_sets(n)` splits the first n records of an epoch by set."""
@@ -328,14 +322,6 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
     assert not batches[-1]["masked_lm_weights"][-padding:].any()
 
 
-@pytest.fixture(scope="module")
-def dynamic(tiny_dynamic_records, config):
-    """Records without masks, built from the same text as `records`."""
-    return find_records(
-        {"input_file": [f"{tiny_dynamic_records}/train/*.tfrecord"]}, config
-    )
-
-
 @pytest.mark.parametrize("packing", ["none", "best_fit"])
 def test_dynamic_masks_depend_on_seed_position_and_number(
     packing, tiny_dynamic_records, tiny_dynamic_packed_records, tmp_path
@@ -371,9 +357,71 @@ def test_dynamic_masks_depend_on_seed_position_and_number(
         np.testing.assert_array_equal(found, values, err_msg=name)
 
 
-def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
-    """On a TPU slice, the pipelines of hosts run without Python."""
-    dataset = BatchStream(one_phase(dynamic), config.data, 7).open(0)(ONE)
-    operations = operations_of(dataset)
-    assert "RaggedRange" in operations, "masking must be in the graph"
+@pytest.mark.parametrize("masking", ["static", "dynamic"])
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_batches_of_all_records_have_the_same_features(
+    request, tmp_path, masking, packing
+):
+    """Synthetic batches, too. Masks have the lengths of the settings of a run,
+    and no Python runs in the pipeline: on a TPU slice, there is none."""
+    source = "tiny"
+    source += "_dynamic" * (masking == "dynamic")
+    source += "_packed" * (packing != "none")
+    records = request.getfixturevalue(f"{source}_records")
+    settings, num_slots = {}, 6
+    if packing != "none":
+        settings, num_slots = tiny_run.PACKING, 6 + 4 - 1
+    elif masking == "dynamic":
+        settings, num_slots = {"max_predictions_per_seq": 4}, 4
+    real, made = (
+        BatchStream(
+            Pretraining(config).find_training_data(),
+            config.data,
+            7,
+            format_of=Pretraining(config).record_format,
+        ).open(7)
+        for config in (
+            tiny_run.make_config(records, tmp_path, **settings),
+            tiny_run.make_synthetic_config(tmp_path, **settings),
+        )
+    )
+    for num_rows, context in (8, ONE), (4, tf.distribute.InputContext(1, 0, 2)):
+        spec = real(context).element_spec
+        assert spec == made(context).element_spec
+        assert {n: v.dtype for n, v in spec.items()} == {
+            f.name: tf.float32 if f.dtype == "float32" else tf.int32
+            for f in features_to_read("static", packing)
+        }
+        assert spec["input_ids"].shape == (num_rows, 32)
+        assert spec["masked_lm_ids"].shape == (num_rows, num_slots)
+        num_labels = 1 if packing == "none" else 4
+        assert spec["next_sentence_labels"].shape == (num_rows, num_labels)
+    batch = next(iter(made(ONE)))
+    ids = batch["input_ids"].numpy()
+    # Gathering the same few rows of the embedding might be faster.
+    assert len(set(ids.ravel())) > 50 and ids.max() < tiny_run.MODEL.vocab_size
+    assert batch["masked_lm_positions"].numpy().max() < ids.shape[1]
+    assert batch["input_mask"].numpy().min() == 1
+    operations = operations_of(real(ONE))
+    assert ("RaggedRange" in operations) == (masking == "dynamic")
     assert not {op for op in operations if "PyFunc" in op}
+
+
+def test_no_iterator_of_a_run_has_a_tuning_thread(
+    tiny_records, tmp_path, monkeypatch
+):
+    """In training and in evaluation. Such threads delay the end of a run."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", num_train_steps=4
+    )
+    iterate, autotuned = pipeline.iterate, []
+
+    def iterate_and_note(batches):
+        autotuned.append(
+            [d.options().autotune.enabled for d in batches._datasets]
+        )
+        return iterate(batches)
+
+    monkeypatch.setattr(pipeline, "iterate", iterate_and_note)
+    train(config)
+    assert autotuned == [[False], [False]]

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets
-from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.records.features import features_to_read
 from tests.helpers import tiny_run
@@ -25,47 +24,55 @@ def records(config):
     )
 
 
-def test_dynamic_records_allow_any_number_of_predictions(
-    tiny_dynamic_records, config
+def copy(source, target, **changes):
+    """Copies records, changes their metadata, and returns a glob."""
+    shutil.copytree(source, target)
+    path = target / "metadata.json"
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps(metadata | changes))
+    return f"{target}/*.tfrecord"
+
+
+def test_records_of_several_directories_or_datasets_alternate(
+    tiny_records, config
 ):
-    config = config.replace(
-        input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
-        max_predictions_per_seq=4,
-    )
-    found = record_sets.find_training_data(config)
-    make = BatchStream(found, config.data, 7).open(0)
-    spec = make(tf.distribute.InputContext()).element_spec
-    assert spec["masked_lm_ids"].shape == (8, 4)
-
-
-def test_records_of_several_directories_alternate(tiny_records, config):
-    """A build shuffles only its own records."""
-    config = config.replace(
-        input_file=tuple(
-            f"{tiny_records}/{name}/*.tfrecord" for name in ("train", "eval")
-        )
-    )
-    found = record_sets.find_training_data(config)
-    few, many = found.phases[0].records.sets
-    assert {file.split("/")[-2] for file in few} == {"eval"}
-    assert {file.split("/")[-2] for file in many} == {"train"}
-    assert (len(few), len(many)) == (1, 3)
+    """A build shuffles only its own records. A file of several datasets belongs
+    to the first of them."""
+    one, two, three = sorted(map(str, (tiny_records / "train").glob("*d")))
+    (held_out,) = map(str, (tiny_records / "eval").glob("*d"))
+    for changes, sets in (
+        (
+            {"input_file": (one, two, three, held_out)},
+            ((held_out,), (one, two, three)),
+        ),
+        (
+            {
+                "input_file": (),
+                "dataset": (f"a={two},{one}", f"b={one},{three}", f"c={two}"),
+                "data_schedule": "0:a+b+c",
+            },
+            ((one, two), (three,)),
+        ),
+    ):
+        found = record_sets.find_training_data(config.replace(**changes))
+        assert found.phases[0].records.sets == sets
+        assert found.phases[0].records.files == tuple(sorted(sum(sets, ())))
 
 
 def test_the_unigram_entropy_of_several_sets_is_their_mean(
     tiny_records, config, tmp_path
 ):
     """Weighted by tokens; the second set has three times as many."""
-    paths = [tmp_path / "first", tmp_path / "second"]
-    for path, times, entropy in zip(paths, (1, 3), (6.0, 7.0), strict=True):
-        shutil.copytree(tiny_records / "train", path)
-        metadata = json.loads((path / "metadata.json").read_text())
-        metadata["num_pieces"] *= times
-        metadata["unigram_entropy_nats"] = entropy
-        (path / "metadata.json").write_text(json.dumps(metadata))
-    found = record_sets.find_records(
-        {"input_file": [f"{path}/*.tfrecord" for path in paths]}, config
-    )
+    files = [
+        copy(
+            tiny_records / "train",
+            tmp_path / name,
+            num_pieces=num_pieces,
+            unigram_entropy_nats=entropy,
+        )
+        for name, num_pieces, entropy in (("a", 100, 6.0), ("b", 300, 7.0))
+    ]
+    found = record_sets.find_records({"input_file": files}, config)
     assert found.metadata.unigram_entropy_nats == 6.75
 
 
@@ -73,16 +80,13 @@ def test_held_out_records_have_the_objective_that_the_settings_name(
     tiny_records, tmp_path, config
 ):
     """That of the run, or of --eval_sentence_objective."""
-    shutil.copytree(tiny_records / "eval", tmp_path / "eval")
-    metadata = tmp_path / "eval" / "metadata.json"
-    stored = json.loads(metadata.read_text())
-    assert stored["sentence_objective"] == "sop"
-    metadata.write_text(json.dumps({**stored, "sentence_objective": "nsp"}))
+    files = copy(
+        tiny_records / "eval", tmp_path / "eval", sentence_objective="nsp"
+    )
 
     def find(**training):
-        held_out = (f"{tmp_path}/eval/*.tfrecord",)
         return record_sets.find_held_out(
-            config.replace(eval_input_file=held_out, mode="eval", **training)
+            config.replace(eval_input_file=(files,), mode="eval", **training)
         )
 
     assert find(eval_sentence_objective="nsp").num_records
@@ -105,43 +109,35 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
     tiny_records, config, records, tmp_path, name, value
 ):
     other = tmp_path / "eval"
-    shutil.copytree(tiny_records / "eval", other)
-    metadata = json.loads((other / "metadata.json").read_text())
-    metadata[name] = value
-    (other / "metadata.json").write_text(json.dumps(metadata))
-    held_out = record_sets.find_records(
-        {"eval_input_file": [f"{other}/*.tfrecord"]}, config
-    )
+    files = copy(tiny_records / "eval", other, **{name: value})
+    held_out = record_sets.find_records({"eval_input_file": [files]}, config)
     pair = f"{other} must agree with {tiny_records}/train. Received: {name} "
     with pytest.raises(UserError, match=f"{pair}{value!r} and") as error:
         record_sets.check_held_out(records, held_out)
     assert "the same --spm_model_file and --do_lower_case" in str(error.value)
-    both = [*config.data.input_file, f"{other}/*.tfrecord"]
+    both = [*config.data.input_file, files]
     with pytest.raises(
         UserError, match=f"must agree with .*{name} .*Build both"
     ):
         record_sets.find_records({"input_file": both}, config)
 
 
-def test_training_records_are_refused_as_held_out_set(records):
-    with pytest.raises(UserError, match="eval_input_file must hold no file"):
-        record_sets.check_held_out(records, records)
-
-
-@pytest.mark.parametrize("is_link", [False, True])
-def test_training_records_are_recognised_under_another_path(
-    tiny_records, records, config, tmp_path, is_link
+@pytest.mark.parametrize("kind", ["same", "copy", "link"])
+def test_training_records_are_refused_as_held_out_set(
+    tiny_records, records, config, tmp_path, kind
 ):
-    """By the checksum in the metadata, or, without metadata, by the file."""
+    """Also under another path: by the checksum in the metadata, or, without
+    metadata, by the file."""
     other = tmp_path / "other"
-    if is_link:
+    files = f"{other}/*.tfrecord"
+    if kind == "same":
+        files = f"{tiny_records}/train/*.tfrecord"
+    elif kind == "copy":
+        copy(tiny_records / "train", other)
+    else:
         records = dataclasses.replace(records, checksums={})
         other.symlink_to(tiny_records / "train")
-    else:
-        shutil.copytree(tiny_records / "train", other)
-    held_out = record_sets.find_records(
-        {"eval_input_file": [f"{other}/*.tfrecord"]}, config
-    )
+    held_out = record_sets.find_records({"eval_input_file": [files]}, config)
     with pytest.raises(UserError, match="no file of input_file"):
         record_sets.check_held_out(records, held_out)
 
@@ -158,22 +154,6 @@ def test_records_without_metadata_are_counted_and_read(
 
     assert found.metadata is None
     assert list(found.counts.values()) == list(records.counts.values())
-
-
-def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
-    """The second of two shards, which is that of lane 1, is empty."""
-    metadata = json.loads((tiny_records / "train/metadata.json").read_text())
-    first, second, _ = sorted(metadata["shards"])
-    shutil.copy(tiny_records / "train" / first, tmp_path)
-    (tmp_path / second).write_bytes(b"")
-    metadata["shards"][second] = 0
-    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    files = (f"{tmp_path}/*.tfrecord",)
-    config = config.replace(input_file=files, input_lanes=2)
-    with pytest.raises(
-        UserError, match=rf"input_lanes=2 lanes must .*no record in .*{second}"
-    ):
-        record_sets.find_training_data(config)
 
 
 PACKING = tiny_run.PACKING
@@ -194,6 +174,13 @@ REFUSALS = {
         ["max_seq_length 32 and 24", "max_predictions_per_seq 6 and 5"],
     ),
     "length without metadata": ("bare", SHORT, ["input_ids 32 and 24"]),
+    "lanes": ("static", {"input_lanes": 2}, ["3 shards, beginning with"]),
+    # The second of two shards, which is that of lane 1, is empty.
+    "empty lane": (
+        "empty",
+        {"input_lanes": 2},
+        ["input_lanes=2 lanes must", "no record in", "-00001-of-"],
+    ),
     "unfinished": ("unfinished", {}, ["a build that has not ended"]),
     "truncated": ("truncated", {}, ["train-00000", "must be an intact"]),
     "two maskings": (
@@ -276,6 +263,10 @@ def directories(
         shutil.copytree(source / "train", tmp_path / name / "train")
         (tmp_path / name / "train/metadata.json").unlink()
     (tmp_path / "unfinished/unfinished.json").write_text("{}")
+    first, second, third = sorted((tiny_records / "train").glob("*d"))
+    shards = {first.name: 9, second.name: 0}
+    copy(tiny_records / "train", tmp_path / "empty" / "train", shards=shards)
+    (tmp_path / "empty/train" / third.name).unlink()
     file = min((tmp_path / "truncated/train").glob("*.tfrecord"))
     file.write_bytes(file.read_bytes()[:-7])
     return {
@@ -283,7 +274,7 @@ def directories(
         "dynamic": tiny_dynamic_records,
         "packed": tiny_packed_records,
         "dynamic packed": tiny_dynamic_packed_records,
-        **{name: tmp_path / name for name in copies},
+        **{name: tmp_path / name for name in (*copies, "empty")},
     }
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import Replicas
-from albert_tf.input import synthetic
+from albert_tf.input.pipeline import SYNTHETIC_RECORDS
 from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.runs.checkpoints import Checkpoint
 from albert_tf.training.pretraining import Pretraining
@@ -78,7 +78,7 @@ def test_the_lowest_loss_is_forgotten_where_other_records_begin(
     phases = ((0, "one"), (4, "two"))
     trainer = make_trainer(
         config,
-        TrainingData(tuple(Phase(*p, synthetic.RECORDS) for p in phases)),
+        TrainingData(tuple(Phase(*p, SYNTHETIC_RECORDS) for p in phases)),
     )
     monkeypatch.setattr(trainer, "_train_steps", do_nothing)
     position = trainer.position
