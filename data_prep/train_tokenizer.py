@@ -23,18 +23,452 @@ A Chinese vocabulary that spells rare characters as bytes:
 The command writes PREFIX.model; PREFIX.vocab, the pieces with their scores, as
 text; and PREFIX.json, the settings, the digest of the text, and a report on
 held-out sentences. The same text and settings give the same model, for any
-order of the files. If the corpus is larger than --input_characters, the command
-trains on a random sample of it, so that memory depends only on that setting.
+order of the documents: if the corpus is larger than --input_characters, the
+command trains on the sentences of smallest priority, a random number keyed by
+the text of their document. Memory depends only on that setting.
+
+SentencePiece is called with the options of google-research/albert. A
+self-contained model holds the normalisation of text as rules, each of which
+replaces one character. The rules together equal `tokenization.normalize`
+followed by the rules of google-research/albert's model, except where the result
+depends on neighbouring characters: Hangul letters typed one by one are not
+composed, and a capital sigma at the end of a word becomes an ordinary small
+sigma.
 """
 
+import collections
+import hashlib
+import heapq
+import io
+import itertools
+import json
+import re
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece
+from absl import logging
+from sentencepiece import sentencepiece_model_pb2
+
 from albert_tf.config import flags
+from albert_tf.errors import UserError
+from albert_tf.io.artifact import Artifact, check_writable
+from albert_tf.io.files import (
+    exists,
+    load_json_if_any,
+    open_existing,
+    write_bytes,
+)
+from albert_tf.records.array_ops import random_bits
+from albert_tf.records.features import (
+    CLS_ID,
+    MASK_ID,
+    PAD_ID,
+    SEP_ID,
+    SPECIAL_PIECES,
+    UNK_ID,
+    sha256_of,
+)
+from albert_tf.records.tokenization import (
+    NORMALIZER_NAMES,
+    SELF_CONTAINED,
+    WORD_MARK,
+    Tokenizer,
+    normalize,
+)
 from data_prep.config import TokenizerConfig
-from data_prep.vocabulary import build_vocabulary
+from data_prep.processes import show_progress
+from data_prep.text import corpus
+from data_prep.text.sentence_breaking import (
+    break_sentences,
+    check_language,
+    describe_breaking,
+    find_versions,
+)
+
+# Speed of SentencePiece's trainer, roughly, measured on two busy cores.
+_CHARACTERS_PER_SECOND = 350_000
+
+# Size of the held-out sample; it measures fractions to about 0.01 %.
+_HELD_OUT_SENTENCES = 20_000
+_HELD_OUT_CHARACTERS = 2_000_000
+
+# Punctuation that is always a separate piece, as in google-research/albert.
+_SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # noqa: RUF001
+
+# The number of threads changes how sums are rounded, so all machines use the
+# same number.
+_NUM_THREADS = 16
+
+# The trainer drops longer lines. Its default is 4,192 bytes, but a corpus may
+# have a book on one line.
+_MAX_LINE_BYTES = 1 << 24
+
+# Characters that google-research/albert's model treats as spaces, in addition
+# to Unicode's.
+_SPACES = frozenset(
+    "\N{ZERO WIDTH SPACE}\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+    "\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}\N{LOWER ONE EIGHTH BLOCK}"
+    "\N{ZERO WIDTH NO-BREAK SPACE}\N{REPLACEMENT CHARACTER}"
+)
 
 
 def main(config: TokenizerConfig) -> None:
     """Trains a vocabulary, unless the model file is up to date."""
-    build_vocabulary(config)
+    config.require("model_prefix")
+    check_language(config)
+    sources = corpus.find_inputs(config)
+    model_file = config.model_prefix + ".model"
+    if not exists(model_file):
+        check_writable(model_file)
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_progress("checking inputs", num_bytes) as bar:
+        digests = sorted(corpus.check_and_digest(sources, config, bar.update))
+    # Everything that decides the bytes of the model.
+    described = {
+        "settings": config.result_settings(),
+        "inputs_sha256": sha256_of(json.dumps(digests).encode()),
+        **find_versions(config),
+        **describe_breaking(config),
+    }
+    if _is_up_to_date(config, described):
+        logging.info("%s.model is up to date", config.model_prefix)
+        return
+    check_writable(model_file)
+
+    skipped: collections.Counter[str] = collections.Counter()
+    with show_progress("reading sentences", num_bytes) as bar:
+        documents = corpus.read_documents(sources, config, bar.update, skipped)
+        sample, held_out = _draw_sentences(config, documents)
+    described |= {
+        "num_sentences": len(sample),
+        "num_characters": sample.num_characters,
+    }
+    # SentencePiece reports no progress.
+    logging.info(
+        "training on %.1fM characters; takes about %.0f s on two cores",
+        sample.num_characters / 1e6,
+        sample.num_characters / _CHARACTERS_PER_SECOND,
+    )
+    model = _train_model(config, sample.take())
+    if len(held_out):
+        sentences = list(held_out.take())
+        described["held_out"] = _report(config, model, sentences)
+    _write_model(config.model_prefix, model, described)
+    logging.info(
+        "%s.model: %d pieces; skipped or split: %s",
+        config.model_prefix,
+        config.vocab_size,
+        ", ".join(f"{n} {what}" for what, n in skipped.items()) or "nothing",
+    )
+
+
+def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
+    """Whether the model file has this description; another one is refused."""
+    path = config.model_prefix + ".model"
+    if not exists(path):
+        return False
+    with open_existing(path, "rb") as file:
+        expected = {**described, "model_sha256": sha256_of(file.read())}
+    settings = {**expected, **expected["settings"]}
+    del settings["settings"]
+    artifact = Artifact(
+        "model_prefix", "model", expected, settings, config.overwrite
+    )
+    return artifact.compare(
+        load_json_if_any(config.model_prefix + ".json"), path
+    )
+
+
+def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:
+    """Returns 64 random bits per sentence, keyed by the text of a document."""
+    content = "\n".join(lines).encode()
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    key = np.frombuffer(digest, "<u8")
+    bits = random_bits(key.repeat(num_sentences), np.arange(num_sentences))
+    return bits.tolist()
+
+
+class SentenceSample:
+    """The sentences of smallest priority, up to a size.
+
+    Attributes:
+        threshold: Sentences of this priority or a larger one are dropped.
+        num_characters: Number of characters of the kept sentences.
+    """
+
+    def __init__(self, max_sentences: int, max_characters: int) -> None:
+        self._max_sentences = max_sentences
+        self._max_characters = max_characters
+        # Negated priorities, so that the largest priority comes first.
+        self._heap: list[tuple[int, str]] = []
+        self.threshold = 1 << 64
+        self.num_characters = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, priority: int, sentence: str) -> None:
+        """Adds a sentence if its priority is below the threshold."""
+        if priority >= self.threshold:
+            return
+        heapq.heappush(self._heap, (-priority, sentence))
+        self.num_characters += len(sentence)
+        while (
+            len(self._heap) > self._max_sentences
+            or self.num_characters > self._max_characters
+        ):
+            self._drop_one()
+
+    def limit(self, threshold: int) -> None:
+        """Drops all sentences whose priority is not below `threshold`."""
+        self.threshold = min(self.threshold, threshold)
+        while self._heap and -self._heap[0][0] >= threshold:
+            self._drop_one()
+
+    def take(self) -> Iterator[str]:
+        """Yields the sentences by increasing priority, and removes them."""
+        self._heap.sort()
+        while self._heap:
+            yield self._heap.pop()[1]
+
+    def _drop_one(self) -> None:
+        negative, sentence = heapq.heappop(self._heap)
+        self.threshold = min(self.threshold, -negative)
+        self.num_characters -= len(sentence)
+
+
+def _draw_sentences(
+    config: TokenizerConfig, documents: Iterable[list[str]]
+) -> tuple[SentenceSample, SentenceSample]:
+    """The sentences to train on, and held-out ones; see `_train_model`."""
+    sample = SentenceSample(config.input_sentence_size, config.input_characters)
+    held_out = SentenceSample(_HELD_OUT_SENTENCES, _HELD_OUT_CHARACTERS)
+    is_raw = config.vocabulary_kind == SELF_CONTAINED
+    for lines in documents:
+        sentences = break_sentences(lines, config)
+        priorities = draw_priorities(lines, len(sentences))
+        for priority, sentence in zip(priorities, sentences, strict=True):
+            if priority >= sample.threshold:
+                continue
+            text = normalize(sentence, config.do_lower_case)
+            if not text:
+                continue
+            # Equal for sentences that differ only in case.
+            digest = hashlib.blake2b(text.lower().encode(), digest_size=8)
+            key = int.from_bytes(digest.digest(), "little")
+            is_held_out = key < config.holdout_fraction * 2**64
+            chosen = held_out if is_held_out else sample
+            chosen.add(priority, sentence if is_raw else text)
+    # Without this limit, the report would depend on the order of the documents:
+    # a held-out sentence of larger priority is added only if it comes early.
+    held_out.limit(sample.threshold)
+    return sample, held_out
+
+
+def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
+    """Writes PREFIX.vocab, .json and .model, each atomically, .model last."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.load_from_serialized_proto(model)
+    vocabulary = "".join(
+        f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n"
+        for i in range(processor.vocab_size())
+    )
+    described = {**described, "model_sha256": sha256_of(model)}
+    write_bytes(prefix + ".vocab", vocabulary.encode())
+    write_bytes(prefix + ".json", json.dumps(described, indent=2).encode())
+    write_bytes(prefix + ".model", model)
+
+
+def _report(
+    config: TokenizerConfig, model: bytes, sentences: list[str]
+) -> dict[str, Any]:
+    """Logs and returns statistics of sentences that were held out.
+
+    Spaces do not count as characters. A character is covered if it is a piece,
+    also in a vocabulary that spells other characters as bytes.
+
+    Args:
+        model: Content of the model file.
+        sentences: At least one sentence, in the form that `_train_model` takes.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        write_bytes(file.name, model)
+        tokenizer = Tokenizer(file.name, config.do_lower_case)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    words = [
+        word
+        for sentence in sentences
+        for word in processor.normalize(sentence).split(WORD_MARK)[1:]
+    ]
+    characters = collections.Counter(itertools.chain.from_iterable(words))
+    ids = tokenizer.encode_batch(sentences).ids
+    # Every character of a piece is a piece, too.
+    alphabet = set(map(tokenizer.id_to_piece, range(tokenizer.vocab_size)))
+    uncovered = {c: n for c, n in characters.items() if c not in alphabet}
+    num_characters = characters.total()
+    num_tokens = max(1, len(ids))  # sentences may have no visible character
+    num_uncovered = sum(uncovered.values())
+    report = {
+        "num_sentences": len(sentences),
+        "num_words": len(words),
+        "num_characters": num_characters,
+        "pieces_per_word": len(ids) / max(1, len(words)),
+        "characters_per_piece": num_characters / num_tokens,
+        "characters_covered": 1 - num_uncovered / max(1, num_characters),
+        "byte_pieces": sum(processor.is_byte(ids.tolist())) / num_tokens,
+        "unknown_pieces": int((ids == UNK_ID).sum()) / num_tokens,
+        "most_uncovered": [
+            {
+                "code_point": f"U+{ord(character):04X}",
+                "name": unicodedata.name(character, ""),
+                "count": count,
+            }
+            for character, count in sorted(
+                uncovered.items(), key=lambda item: (-item[1], item[0])
+            )[:20]
+        ],
+    }
+    logging.info(
+        "%d held-out sentences: %.2f tokens per word, %.2f characters per "
+        "token, %.4f %% of the characters covered; %.3f %% of the tokens are "
+        "<unk>, %.3f %% are bytes; uncovered: %s",
+        len(sentences),
+        report["pieces_per_word"],
+        report["characters_per_piece"],
+        100 * report["characters_covered"],
+        100 * report["unknown_pieces"],
+        100 * report["byte_pieces"],
+        ", ".join(
+            f"{c['code_point']} {c['name']} ({c['count']})"
+            for c in report["most_uncovered"][:5]
+        ),
+    )
+    return report
+
+
+# --- training ----------------------------------------------------------------
+
+
+def _train_model(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
+    """Returns the content of a SentencePiece model file.
+
+    Args:
+        sentences: Normalised for a published vocabulary, raw for a
+            self-contained vocabulary.
+    """
+    if config.vocabulary_kind == SELF_CONTAINED:
+        rules = make_rules(config.do_lower_case)
+        with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
+            file.writelines(
+                f"{_spell(character)}\t{_spell(replacement)}\n"
+                for character, replacement in rules.items()
+            )
+            file.flush()
+            model = _run_trainer(
+                config,
+                sentences,
+                # google-research/albert splits a comma off a number in Python.
+                # With a comma as a separate piece, there is nothing to split.
+                user_defined_symbols=[*_SYMBOLS, ","],
+                normalization_rule_tsv=file.name,
+            )
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+        proto.normalizer_spec.name = NORMALIZER_NAMES[config.do_lower_case]
+        # The path of the temporary file differs between calls.
+        proto.normalizer_spec.ClearField("normalization_rule_tsv")
+        return proto.SerializeToString(deterministic=True)
+    return _run_trainer(config, sentences, user_defined_symbols=_SYMBOLS)
+
+
+def _run_trainer(
+    config: TokenizerConfig, sentences: Iterator[str], **options: Any
+) -> bytes:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences,
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=config.vocab_size,
+            pad_id=PAD_ID,
+            unk_id=UNK_ID,
+            bos_id=-1,
+            eos_id=-1,
+            pad_piece=SPECIAL_PIECES[PAD_ID],
+            unk_piece=SPECIAL_PIECES[UNK_ID],
+            control_symbols=[
+                SPECIAL_PIECES[i] for i in (CLS_ID, SEP_ID, MASK_ID)
+            ],
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            # The sentences are a sample already.
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            max_sentence_length=_MAX_LINE_BYTES,
+            num_threads=_NUM_THREADS,
+            minloglevel=1,
+            **options,
+        )
+    except (RuntimeError, OSError) as error:
+        raise _explain(config, str(error)) from error
+    return model.getvalue()
+
+
+def _explain(config: TokenizerConfig, message: str) -> Exception:
+    """Returns an error of the trainer in terms of the settings."""
+    if largest := re.search(r"set it to a value <= (\d+)", message):
+        return UserError(
+            "vocab_size must not exceed the number of pieces in the text",
+            received=config.vocab_size,
+            remedy=f"Largest possible: {largest[1]}. Or provide more text.",
+        )
+    if smallest := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return UserError(
+            "vocab_size must exceed the number of characters to cover",
+            received=config.vocab_size,
+            remedy=f"Set more than {smallest[1]}, or a lower "
+            "--character_coverage.",
+        )
+    return UserError(
+        "SentencePiece failed to train the vocabulary",
+        received=message,
+        remedy="If the text is very short, provide more.",
+    )
+
+
+def make_rules(do_lower_case: bool) -> dict[str, str]:
+    """Returns the characters that normalisation changes, with replacements.
+
+    The rules are idempotent. They follow the Unicode version of this Python.
+    """
+    # NUL ends a string in SentencePiece; surrogates are not characters.
+    code_points = (*range(1, 0xD800), *range(0xE000, sys.maxunicode + 1))
+    return {
+        character: replacement
+        for character in map(chr, code_points)
+        if character
+        != (replacement := _normalize_character(character, do_lower_case))
+    }
+
+
+def _normalize_character(character: str, do_lower_case: bool) -> str:
+    if character.isspace() or character in _SPACES:
+        return " "
+    if unicodedata.category(character) == "Cc":
+        return ""
+    # `normalize` strips spaces at the ends, so letters enclose the character.
+    # It also decomposes Hangul syllables, which NFKC composes again.
+    text = normalize(f"x{character}x", do_lower_case)[1:-1]
+    return unicodedata.normalize("NFKC", text)
+
+
+def _spell(text: str) -> str:
+    return " ".join(f"{ord(character):X}" for character in text)
 
 
 if __name__ == "__main__":

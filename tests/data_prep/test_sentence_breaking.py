@@ -8,7 +8,7 @@ import sentencex
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
-from data_prep import vocabulary
+from data_prep import train_tokenizer
 from data_prep.builder import build as builder
 from data_prep.config import CorpusConfig, RecordsConfig, TokenizerConfig
 from data_prep.text import sentence_breaking
@@ -71,7 +71,7 @@ def test_rules_for_english_instead_are_logged_once(
     path = str(tmp_path / "none")
     for build, config in (
         (
-            vocabulary.build_vocabulary,
+            train_tokenizer.main,
             TokenizerConfig(model_prefix=path, **settings),
         ),
         (
