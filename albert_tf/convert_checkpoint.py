@@ -21,8 +21,8 @@ from albert_tf.config import ConvertConfig, flags
 def main(config: ConvertConfig) -> None:
     """Converts the model."""
     if config.verify:
-        versions.import_triton()
-    # Imported here, after Triton, since it imports TensorFlow.
+        versions.import_triton()  # before TensorFlow
+    versions.import_tensorflow()
     from albert_tf.interop.convert import convert
 
     convert(config)

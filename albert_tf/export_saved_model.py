@@ -99,8 +99,18 @@ warm-up requests of TensorFlow Serving. docs/serving.md shows how to serve the
 model.
 """
 
+from albert_tf.cluster import versions
 from albert_tf.config import ExportConfig, flags
-from albert_tf.serving.export import export
+
+
+def main(config: ExportConfig) -> None:
+    """Exports the run that the flags name."""
+    config.require("run_dir", "export_dir")
+    versions.import_tensorflow()
+    from albert_tf.serving.export import export
+
+    export(config)
+
 
 if __name__ == "__main__":
-    flags.run(export, ExportConfig)
+    flags.run(main, ExportConfig)

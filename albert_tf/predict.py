@@ -41,8 +41,17 @@ probability that the second text follows the first:
 The command needs the SavedModel and tensorflow-text, but no model code.
 """
 
+from albert_tf.cluster import versions
 from albert_tf.config import PredictConfig, flags
 from albert_tf.serving.predict import print_predictions
 
+
+def main(config: PredictConfig) -> None:
+    """Prints the answers of an exported model to the texts of the flags."""
+    config.require("saved_model_dir", "text")
+    versions.import_tensorflow()
+    print_predictions(config)
+
+
 if __name__ == "__main__":
-    flags.run(print_predictions, PredictConfig)
+    flags.run(main, PredictConfig)

@@ -35,12 +35,10 @@ def main(config: FinetuningConfig) -> int:
     """
     began = time.time()
     config.require("task", "output_dir")
-    versions.check_import()
     devices.skip_metadata_query_without_chips()
     if not config.training.dry_run:
         devices.check_tpu(config.distribution)
-    with versions.quick_import():
-        import tensorflow  # noqa: F401
+    versions.import_tensorflow()
     # Imported here so that --help and invalid settings answer at once.
     from albert_tf.finetuning.run import run
 

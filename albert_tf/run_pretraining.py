@@ -39,12 +39,10 @@ def main(config: PretrainingConfig) -> int:
     """Trains or evaluates, depending on `--mode`; returns the exit status."""
     began = time.time()
     config.require("output_dir")
-    versions.check_import()
     devices.skip_metadata_query_without_chips()
     if not config.training.dry_run:  # its table reports a missing TPU
         devices.check_tpu(config.distribution)
-    with versions.quick_import():
-        import tensorflow  # noqa: F401
+    versions.import_tensorflow()
     # Imported here so that --help and invalid settings answer at once.
     if config.training.mode == "eval":
         if config.training.dry_run:

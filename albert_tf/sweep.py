@@ -72,8 +72,7 @@ def main(config: SweepConfig) -> int:
         return 0
     config.require("output_dir")
     # Imported here so that invalid settings answer at once.
-    with versions.quick_import():
-        import tensorflow  # noqa: F401
+    versions.import_tensorflow()
     from albert_tf.sweeps import directory, results
 
     directory.check_directory(plan)

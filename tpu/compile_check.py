@@ -18,14 +18,15 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
+from albert_tf.cluster import versions
 from albert_tf.config import Config, PretrainingConfig, flags, setting
 from albert_tf.errors import UserError
 from tpu import topologies
-from tpu.estimates import CAVEATS, LARGEST_RATIO, Estimate, estimate
+
+if TYPE_CHECKING:
+    from tpu.estimates import Estimate
 
 GIB = 2**30
 EXIT_DOES_NOT_COMPILE = 2
@@ -80,7 +81,7 @@ class CompileCheckConfig(Config):
         return topologies.parse(name)
 
 
-def describe(found: Estimate) -> str:
+def describe(found: "Estimate") -> str:
     """The estimate as text."""
     micro_batches = found.gradient_accumulation_steps
     rows = "examples" if found.packing == "none" else "packed rows"
@@ -104,6 +105,8 @@ def describe(found: Estimate) -> str:
 
 def _metrics(found: Any) -> Iterator[tuple[str, str]]:
     """Names and values to print for a program that compiles."""
+    from tpu.estimates import LARGEST_RATIO
+
     peak, limit = found.peak_bytes / GIB, found.chip_memory_bytes / GIB
     yield (
         "HBM of a core",
@@ -164,6 +167,11 @@ def main(config: CompileCheckConfig) -> int:
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(
         filter(None, (os.getenv("LIBTPU_INIT_ARGS"), config.libtpu_init_args))
     )
+    versions.import_tensorflow()
+    import tensorflow as tf
+
+    from tpu.estimates import CAVEATS, estimate
+
     # TensorFlow only traces the program, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
     found = estimate(config.run, where, quick=config.quick)

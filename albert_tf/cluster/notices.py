@@ -159,6 +159,9 @@ def _end_this_process(notice: str) -> None:
 
 def main() -> None:
     """Runs the program that the arguments name, or waits."""
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        print(__doc__)
+        return
     if sys.argv[1] == "--wait":
         wait_until_gone(float(sys.argv[2]))
         return

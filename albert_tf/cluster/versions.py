@@ -5,11 +5,13 @@ without a message. So versions are read from the installed distributions.
 """
 
 import contextlib
+import glob
 import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -40,6 +42,7 @@ NOT_NEEDED = ("jax", "matplotlib", "sklearn")
 COMPILER_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", "TF_XLA_FLAGS")
 # The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
 NEWEST_LIBTPU = "0.0.30"
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 class Installed(NamedTuple):
@@ -56,8 +59,11 @@ class Installed(NamedTuple):
     remedy: str = ""
 
 
-def check_import() -> None:
-    """Checks that TensorFlow can be imported.
+def import_tensorflow() -> None:
+    """Imports TensorFlow quickly, and without its lines about this machine.
+
+    These are kept where they may tell of a GPU, or if the user asks for them by
+    `TF_CPP_MIN_LOG_LEVEL`, and after an error.
 
     Raises:
         UserError: If TensorFlow is missing, or its libtpu would end the
@@ -79,6 +85,30 @@ def check_import() -> None:
             received=libtpu,
             remedy=f"pip install libtpu=={NEWEST_LIBTPU}",
         )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quick_import())
+        if LOG_LEVEL not in os.environ and not glob.glob("/dev/nvidia*"):
+            # TensorFlow reads it when it first uses a device.
+            os.environ[LOG_LEVEL] = "3"
+            stack.enter_context(_without_stderr())
+        import tensorflow  # noqa: F401
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drops what C++ writes to standard error, unless an error follows."""
+    with tempfile.TemporaryFile() as written:
+        stderr = os.dup(2)
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            written.seek(0)
+            os.write(stderr, written.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ A command ends with
     if __name__ == "__main__":
         flags.run(main, PretrainingConfig)
 
-and its `main` receives the config that the command line describes.
+and its `main` receives the config that the command line describes. `main`
+imports TensorFlow, so that --help and invalid settings answer at once.
 """
 
 import contextlib
@@ -204,6 +205,8 @@ def _parse_command_line(arguments: list[str]) -> list[str]:
     """Parses the flags; returns the other arguments."""
     try:
         return absl_flags.FLAGS(arguments)
+    except SystemExit:  # after --help; absl's status is 1
+        sys.exit(0)
     except absl_flags.Error as error:
         name = getattr(error, "flagname", "")
         for known in (name, name.removeprefix("no")):

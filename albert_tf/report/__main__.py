@@ -11,19 +11,22 @@ adds tables of the runs, their settings and their events, in one file that needs
 no network.
 """
 
+from typing import TYPE_CHECKING
+
+from albert_tf.cluster import versions
 from albert_tf.config import ReportConfig, flags
-from albert_tf.io.files import write_bytes
-from albert_tf.report.curves import picture
-from albert_tf.report.page import page
-from albert_tf.report.runs import RunHistory, read_runs
-from albert_tf.training.pretraining import describe
+
+if TYPE_CHECKING:
+    from albert_tf.report.runs import RunHistory
 
 
-def summarize(run: RunHistory) -> str:
+def summarize(run: "RunHistory") -> str:
     """Returns a run's newest held-out metrics and the unigram entropy.
 
     For a run of fine-tuning, the metrics are loss and scores of its task.
     """
+    from albert_tf.training.pretraining import describe
+
     newest = {
         name: curve.last[1]
         for (split, name), curve in run.curves.items()
@@ -47,6 +50,12 @@ def summarize(run: RunHistory) -> str:
 def main(config: ReportConfig) -> None:
     """Draws the runs that the flags name."""
     config.require("run_dirs", "output_file")
+    versions.import_tensorflow()
+    from albert_tf.io.files import write_bytes
+    from albert_tf.report.curves import picture
+    from albert_tf.report.page import page
+    from albert_tf.report.runs import read_runs
+
     runs = read_runs(config.run_dirs)
     for output_file in config.output_file:
         if output_file.endswith(".html"):

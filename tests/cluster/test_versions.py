@@ -60,7 +60,7 @@ def remedies():
 
 
 def test_the_versions_of_the_tests_are_supported():
-    versions.check_import()
+    versions.import_tensorflow()
     assert remedies() == {}
     names = {found.name for found in versions.check_installed()}
     assert {"Python", "tensorflow", "keras", "sentencepiece"} <= names
@@ -128,9 +128,9 @@ def test_libtpu_that_ends_the_import_is_refused(
     monkeypatch.setattr(versions, "TENSORFLOWS", ("tensorflow-tpu",))
     if libtpu == "0.0.33":
         with pytest.raises(UserError, match=r"libtpu==0\.0\.30"):
-            versions.check_import()
+            versions.import_tensorflow()
     else:
-        versions.check_import()
+        versions.import_tensorflow()
     assert ("libtpu" not in remedies()) == fits
 
 

@@ -1,3 +1,4 @@
+import glob
 import os
 import re
 import subprocess
@@ -23,7 +24,7 @@ from data_prep.config import RecordsConfig
 from tests.helpers.commands import find_commands
 from tpu.compile_check import CompileCheckConfig
 
-COMMANDS = [config_class for config_class, _ in find_commands().values()]
+COMMANDS = [config_class for config_class, *_ in find_commands().values()]
 
 
 def defined(config_class):
@@ -206,19 +207,26 @@ def test_text_that_is_not_utf8_is_refused():
         parse(PredictConfig, f"--text={text}")
 
 
-def test_help_of_the_trainer_lists_every_flag():
+@pytest.mark.parametrize(
+    "module",
+    [*(m for *_, m in find_commands().values()), "albert_tf.cluster.notices"],
+)
+def test_help_answers_without_tensorflow(module):
     done = subprocess.run(
-        [sys.executable, "-m", "albert_tf.run_pretraining", "--help"],
+        [sys.executable, "-X", "importtime", "-m", module, "--help"],
         capture_output=True,
         text=True,
     )
-    listed = set(re.findall(r"^  --(?:\[no\])?(\w+):", done.stdout, re.M))
-    wanted = settings_of(PretrainingConfig).keys()
-    wanted |= {"albert_config_file", "model"}
-    assert wanted <= listed
-    # The help has defaults and examples, too.
-    assert "(default: '4096')" in done.stdout
-    assert "e.g. 0:0.1,1000000:0.0" in re.sub(r"\s+", " ", done.stdout)
+    assert done.returncode == 0
+    assert f"python -m {module}" in done.stdout
+    assert not re.search(r"\|\s+tensorflow$", done.stderr, re.M)
+    if module == "albert_tf.run_pretraining":
+        listed = re.findall(r"^  --(?:\[no\])?(\w+):", done.stdout, re.M)
+        wanted = settings_of(PretrainingConfig).keys()
+        assert wanted | {"albert_config_file", "model"} <= set(listed)
+        # The help has defaults and examples, too.
+        assert "(default: '4096')" in done.stdout
+        assert "e.g. 0:0.1,1000000:0.0" in re.sub(r"\s+", " ", done.stdout)
 
 
 def run_command(body, *arguments):
@@ -235,6 +243,18 @@ def run_command(body, *arguments):
         capture_output=True,
         text=True,
     )
+
+
+def test_the_start_of_tensorflow_writes_nothing_without_a_gpu(monkeypatch):
+    if glob.glob("/dev/nvidia*"):
+        pytest.skip("a machine with a GPU")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    done = run_command(
+        "from albert_tf.cluster.versions import import_tensorflow\n"
+        "    import_tensorflow()\n"
+        "    import tensorflow as tf; tf.constant(1)"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 START = "print('started')"

@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def find_commands():
-    """Name of each command -> its config class and its main function.
+    """Name of each command -> config class, main function, name for python -m.
 
     Without benchmarks.
     """
@@ -23,5 +23,8 @@ def find_commands():
                 module = importlib.import_module(".".join(parts))
                 name = parts[-2] if parts[-1] == "__main__" else parts[-1]
                 assert name not in found
-                found[name] = getattr(module, call[2]), getattr(module, call[1])
+                found[name] = (
+                    *(getattr(module, call[2]), getattr(module, call[1])),
+                    module.__name__.removesuffix(".__main__"),
+                )
     return found

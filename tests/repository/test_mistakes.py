@@ -49,7 +49,7 @@ def patience():
 
 def message_of(command, *arguments):
     """Runs a command that must fail; returns its message, one line."""
-    config_class, main = COMMANDS[command]
+    config_class, main, _ = COMMANDS[command]
     values = absl_flags.FlagValues()
     flags.define(config_class, values)
     try:
@@ -102,7 +102,7 @@ def wrong_values(field, field_type):
 
 ROWS = [
     (command, field.name, str(value))
-    for command, (config_class, _) in COMMANDS.items()
+    for command, (config_class, *_) in COMMANDS.items()
     for field, field_type in settings_of(config_class)
     for value in wrong_values(field, field_type)
 ]
@@ -111,7 +111,7 @@ ROWS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_values_are_refused_by_name(command):
     rows = [row for row in ROWS if row[0] == command]
-    config_class, _ = COMMANDS[command]
+    config_class, *_ = COMMANDS[command]
     model = f"--albert_config_file={BASE}"
     for _, name, value in rows:
         values = absl_flags.FlagValues()
