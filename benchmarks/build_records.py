@@ -31,7 +31,7 @@ from albert_tf.config import flags, setting
 from albert_tf.records.features import read_metadata
 from data_prep.builder.examples import TRAIN
 from data_prep.config import RecordsConfig
-from data_prep.text import corpus
+from data_prep.text import find_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def main(config: BenchmarkConfig) -> None:
     work = pathlib.Path(config.work_dir)
     work.mkdir(parents=True)
     cores = os.cpu_count() or 1
-    texts = [s.name for s in corpus.find_inputs(config)]
+    texts = [s.name for s in find_inputs(config)]
     megabytes = sum(map(os.path.getsize, texts)) / 1e6
 
     print(

@@ -69,8 +69,8 @@ class CorpusConfig(Config):
         "en",
         "Language of the text for sentencex: an ISO 639 code in lower case, of "
         "two letters if the language has one, e.g. de, else of three, e.g. "
-        "hsb. A warning says if sentencex breaks the text by its rules for "
-        "English.",
+        "hsb. sentencex breaks text of a language that it does not know by its "
+        "rules for English.",
         affects="result",
     )
     on_bad_utf8: str = setting(

@@ -82,12 +82,12 @@ from albert_tf.records.tokenization import (
 )
 from data_prep.config import TokenizerConfig
 from data_prep.processes import show_progress
-from data_prep.text import corpus
-from data_prep.text.sentence_breaking import (
+from data_prep.text import (
     break_sentences,
-    check_language,
     describe_breaking,
+    find_inputs,
     find_versions,
+    read_documents,
 )
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
@@ -120,14 +120,15 @@ _SPACES = frozenset(
 def main(config: TokenizerConfig) -> None:
     """Trains a vocabulary, unless the model file is up to date."""
     config.require("model_prefix")
-    check_language(config)
-    sources = corpus.find_inputs(config)
+    sources = find_inputs(config)
     model_file = config.model_prefix + ".model"
     if not exists(model_file):
         check_writable(model_file)
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("checking inputs", num_bytes) as bar:
-        digests = sorted(corpus.check_and_digest(sources, config, bar.update))
+        digests = sorted(
+            source.check_and_digest(config, bar.update) for source in sources
+        )
     # Everything that decides the bytes of the model.
     described = {
         "settings": config.result_settings(),
@@ -142,7 +143,7 @@ def main(config: TokenizerConfig) -> None:
 
     skipped: collections.Counter[str] = collections.Counter()
     with show_progress("reading sentences", num_bytes) as bar:
-        documents = corpus.read_documents(sources, config, bar.update, skipped)
+        documents = read_documents(sources, config, bar.update, skipped)
         sample, held_out = _draw_sentences(config, documents)
     described |= {
         "num_sentences": len(sample),

@@ -57,13 +57,13 @@ from data_prep.builder.shuffle import (
 )
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
-from data_prep.text import corpus
-from data_prep.text.sentence_breaking import (
-    check_language,
+from data_prep.text import (
+    Source,
     describe_breaking,
+    find_inputs,
     find_versions,
+    read_documents,
 )
-from data_prep.text.sources import Source
 
 # By sentence objective; increased when the same text and settings give other
 # examples. The digest of a build contains it as "schema_version".
@@ -93,18 +93,17 @@ def build_records(config: RecordsConfig) -> None:
     config.require("output_dir", "spm_model_file")
     if config.runner == "dask":
         config = _make_paths_absolute(config)
-    check_language(config)
     warning = config.describe_missing_predictions()
     if warning:
         logging.warning("%s", warning)
     begin = time.monotonic()
     tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
-    sources = corpus.find_inputs(config)
+    sources = find_inputs(config)
     if not directory.has_finished_records(config.output_dir):
         _check_writable(config)
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("checking inputs", num_bytes) as bar:
-        digests = corpus.check_and_digest(sources, config, bar.update)
+        digests = [s.check_and_digest(config, bar.update) for s in sources]
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     # Finished records stay valid with other versions of libraries, but one
     # build must not mix them.
@@ -337,9 +336,7 @@ def make_units(
     skipped: Counter[str] = Counter()
     num_units = num_examples = 0
     with show_progress("making examples", num_bytes) as bar:
-        documents = corpus.read_documents(
-            sources, state.config, bar.update, skipped
-        )
+        documents = read_documents(sources, state.config, bar.update, skipped)
 
         def tasks() -> Iterator[tuple[int, list[list[str]]]]:
             nonlocal num_units

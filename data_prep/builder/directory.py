@@ -35,7 +35,7 @@ from albert_tf.records.features import (
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import NOTES_DIR, Shard, join_counts
 from data_prep.config import RecordsConfig
-from data_prep.text.sources import Source
+from data_prep.text import Source
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
 

@@ -26,7 +26,7 @@ from data_prep.builder.segments import (
     pair_segments,
 )
 from data_prep.config import RecordsConfig
-from data_prep.text.sentence_breaking import break_sentences
+from data_prep.text import break_sentences
 
 SKIPPED_DOCUMENTS = "documents of less than two words"
 

@@ -1,22 +1,18 @@
 import collections
-import dataclasses
 import gzip
-import pathlib
 
 import numpy as np
 import pytest
 
 from albert_tf.errors import UserError
 from data_prep import build_tfrecords
-from data_prep.config import (
-    CorpusConfig,
-    RecordsConfig,
-)
-from data_prep.text import corpus
+from data_prep.config import CorpusConfig
+from data_prep.text import find_inputs, read_documents
+from tests.data_prep.conftest import DEMO
+from tests.helpers.small_builds import make_config as make_build
 
 pytestmark = pytest.mark.tfds
 
-DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 NAME = "tiny_articles"
 
 
@@ -65,27 +61,16 @@ def data_dir(articles, tmp_path_factory):
 
 
 def make_config(data_dir, **settings):
-    return CorpusConfig(
-        **{
-            "tfds": f"{NAME}/en",
-            "tfds_data_dir": str(data_dir),
-            **settings,
-        }
-    )
+    settings = {"tfds": f"{NAME}/en", **settings}
+    return CorpusConfig(tfds_data_dir=str(data_dir), **settings)
 
 
 def read(config, skipped=None):
-    sources = corpus.find_inputs(config)
+    sources = find_inputs(config)
     sizes = []
-    digests = corpus.check_and_digest(sources, config, lambda _: None)
-    documents = list(
-        corpus.read_documents(
-            sources,
-            config,
-            sizes.append,
-            collections.Counter() if skipped is None else skipped,
-        )
-    )
+    digests = [s.check_and_digest(config, lambda _: None) for s in sources]
+    skipped = collections.Counter() if skipped is None else skipped
+    documents = list(read_documents(sources, config, sizes.append, skipped))
     assert sum(sizes) == sum(source.num_bytes for source in sources)
     return documents, digests
 
@@ -148,28 +133,12 @@ def test_dataset_and_text_files_give_the_same_records(
 ):
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(articles), encoding="utf-8")
-    shared = RecordsConfig(
-        spm_model_file="tests/testdata/30k-clean.model",
-        max_seq_length=64,
-        max_predictions_per_seq=11,
-        num_shards=2,
-        dupe_factor=1,
-        num_workers=1,
-    )
+    tfds = {"tfds": f"{NAME}/en", "tfds_data_dir": str(data_dir)}
     made = []
-    for name, settings in {
-        "files": {"input_file": (str(path),)},
-        "tfds": {"tfds": f"{NAME}/en", "tfds_data_dir": str(data_dir)},
-    }.items():
-        output_dir = tmp_path / name
-        build_tfrecords.main(
-            dataclasses.replace(shared, output_dir=str(output_dir), **settings)
-        )
-        made.append(
-            [
-                p.read_bytes()
-                for p in sorted(pathlib.Path(output_dir).rglob("*.tfrecord"))
-            ]
-        )
+    for name, paths, settings in (("files", [path], {}), ("tfds", [], tfds)):
+        config = make_build(tmp_path / name, *paths, **settings)
+        build_tfrecords.main(config)
+        shards = sorted((tmp_path / name).rglob("*.tfrecord"))
+        made.append([shard.read_bytes() for shard in shards])
     assert made[0] == made[1]
-    assert len(made[0]) == 2
+    assert len(made[0]) == 4

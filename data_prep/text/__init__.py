@@ -1,1 +1,0 @@
-"""Reads text files and datasets as documents of sentences."""

@@ -1,0 +1,492 @@
+"""Text files, JSON lines, and sentences."""
+
+import bz2
+import collections
+import dataclasses
+import gzip
+import json
+import re
+import unittest.mock
+
+import hypothesis
+import pytest
+import sentencex
+import zstandard
+from hypothesis import strategies as st
+
+from albert_tf.errors import UserError
+from data_prep import text as reader
+from data_prep.config import CorpusConfig
+from data_prep.text import break_line, break_sentences, find_inputs, read_lines
+from tests.data_prep.conftest import DEMO
+
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.compress,
+}
+
+
+def read(*paths, **settings):
+    """Documents, counts of what was skipped, and bytes reported.
+
+    The first pass must refuse unreadable input.
+    """
+    config = CorpusConfig(input_file=tuple(map(str, paths)), **settings)
+    found = find_inputs(config)
+    checked, sizes = [], []
+    for source in found:
+        source.check_and_digest(config, checked.append)
+    skipped = collections.Counter()
+    try:
+        documents = list(
+            reader.read_documents(found, config, sizes.append, skipped)
+        )
+    except UserError as error:
+        raise AssertionError("the first pass has not found it") from error
+    assert sum(sizes) == sum(checked)
+    return documents, skipped, sum(sizes)
+
+
+# --- lines --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("text") / "a.txt"
+
+
+def lines_of(path, content, block_bytes=1 << 20, longest=1 << 20):
+    path.write_bytes(content)
+    with unittest.mock.patch.object(reader, "BLOCK_BYTES", block_bytes):
+        return list(read_lines(str(path), len, longest))
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(
+    content=st.lists(
+        st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff"])
+    ).map(b"".join),
+    block_bytes=st.integers(1, 9),
+)
+def test_lines_are_those_of_a_regular_expression(path, content, block_bytes):
+    """For every line ending, and any end of a block."""
+    expected = re.split(rb"\r\n|\r|\n", content)
+    if not expected[-1]:
+        expected.pop()
+    lines = lines_of(path, content, block_bytes)
+    assert [line.content for line in lines] == expected
+    assert [line.number for line in lines] == list(range(1, len(lines) + 1))
+    for line in lines:
+        end = line.offset + len(line.content)
+        assert content[line.offset : end] == line.content
+        assert content[end : end + 1] in (b"\r", b"\n", b"")
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(
+    text=st.text(st.sampled_from("ab é漢😀\n"), max_size=80),
+    block_bytes=st.integers(1, 30),
+    longest=st.integers(4, 9),
+)
+def test_long_lines_are_cut_between_characters(
+    path, text, block_bytes, longest
+):
+    parts = {}
+    for line in lines_of(path, text.encode(), block_bytes, longest):
+        assert len(line.content) <= longest
+        line.content.decode()  # no character is cut in two
+        parts.setdefault(line.number, []).append(line.content)
+        end = line.offset + len(line.content)
+        assert text.encode()[line.offset : end] == line.content
+    for number, line in enumerate(text.encode().split(b"\n"), start=1):
+        assert b"".join(parts.get(number, [b""])) == line
+
+
+def test_long_line_is_yielded_before_it_is_read_completely(path):
+    """Its first part is yielded after a few of 500 blocks."""
+    path.write_bytes(b"word " * 1000)
+    blocks = []
+    with unittest.mock.patch.object(reader, "BLOCK_BYTES", 10):
+        lines = read_lines(str(path), blocks.append, longest=20)
+        for number in range(1, 200):
+            next(lines)
+            assert len(blocks) <= 2 * number + 5
+
+
+# --- documents ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"One a.\nTwo b.\n\nThree \xc3\xa7.\n\nFour d.\n",
+        # Empty documents are dropped, also at the beginning and the end.
+        b"\n\n \nOne a.\n  Two b.\t\n\n \n\nThree \xc3\xa7.\n\nFour d.",
+        # A byte order mark, and line endings of Windows.
+        b"\xef\xbb\xbfOne a.\r\nTwo b.\r\n\r\nThree \xc3\xa7.\r\n\r\n"
+        b"Four d.\r\n",
+    ],
+)
+def test_blank_lines_separate_documents(tmp_path, content):
+    """And the end of a file."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(content)
+    documents, skipped, num_bytes = read(tmp_path / "*.txt")
+    assert documents == [["One a.", "Two b."], ["Three ç."], ["Four d."]] * 2
+    assert not skipped
+    assert num_bytes == 2 * len(content)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
+    """A file of several archives, as parallel compressors write it; one of
+    them has many blocks."""
+    path = tmp_path / f"a.txt{suffix}"
+    long = "A line that repeats."
+    parts = (b"One a.\nTw", b"o b.\n\n", f"{long}\n".encode() * 200_000, b"End")
+    path.write_bytes(b"".join(COMPRESS[suffix](part) for part in parts))
+    documents, _, num_bytes = read(path)
+    assert documents[0] == ["One a.", "Two b."]
+    lines = [line for document in documents[1:] for line in document]
+    assert lines == [long] * 200_000 + ["End"]
+    assert num_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_damaged_compressed_files_are_refused(tmp_path, suffix):
+    """The readers of the standard library end without an error at some damages
+    of later archives."""
+    path = tmp_path / f"a.txt{suffix}"
+    first, second, third = (
+        COMPRESS[suffix](b"Line %d.\n" % number * 99) for number in range(3)
+    )
+    for content in (
+        b"something else" * 9,
+        first[:-9],
+        first + second[:20],
+        first + bytes([second[0] ^ 1]) + second[1:] + third,
+        first + second[20:] + third,
+        first + bytes(9),
+    ):
+        path.write_bytes(content)
+        for on_bad_utf8 in ("error", "skip"):
+            with pytest.raises(
+                UserError,
+                match=rf"a.txt{suffix} must be a complete {suffix[1:]} file",
+            ):
+                read(path, on_bad_utf8=on_bad_utf8)
+
+
+def test_zstd_files_of_the_longest_windows_are_read(tmp_path):
+    """zstd --long=31 writes them."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        1, window_log=31, enable_ldm=True
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    archive = compressor.compressobj()
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(archive.compress(b"One.") + archive.flush())
+    assert read(path)[0] == [["One."]]
+
+
+def test_other_separators_of_unicode_end_no_line(tmp_path):
+    """`str.splitlines` would split there."""
+    path = tmp_path / "a.txt"
+    line = "One\x85two\u2028three\x1cfour."
+    path.write_text(line, encoding="utf-8")
+    assert read(path)[0] == [[line]]
+
+
+def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
+    """With limits of 10 bytes per line and 10 characters per document."""
+    monkeypatch.setattr(reader, "LONGEST_DOCUMENT", 10)
+    path = tmp_path / "a.txt"
+    path.write_text("abc def ghi jkl\nmn\n\nop", encoding="utf-8")
+    documents, skipped, _ = read(path)
+    assert documents == [["abc def"], ["ghi jkl", "mn"], ["op"]]
+    assert skipped == {reader.CUT_DOCUMENTS: 1}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "abcdefghijkl\nmn"}))
+    documents, skipped, _ = read(path)
+    assert documents == [["abcdefghij"], ["kl", "mn"]]
+    assert skipped == {reader.CUT_DOCUMENTS: 1}
+
+
+# The name of a file and its content, the refusal, the documents with
+# --on_bad_utf8=replace, and with skip.
+BAD_UTF8 = {
+    # The bad byte follows 3 bytes of the byte order mark, lines of 6 and 2
+    # bytes, and 2 bytes of its own line.
+    "third line": (
+        "a.txt",
+        b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\nC\n",
+        r"a\.txt.* must be UTF-8.*0xe9 in line 3, at byte offset 13",
+        [["Good.", "A", "Il\ufffdgal", "C"]],
+        [["Good.", "A", "C"]],
+    ),
+    # On the first line, the offset also counts the byte order mark.
+    "first line": (
+        "a.txt",
+        b"\xef\xbb\xbfIl\xe9gal\nC",
+        "0xe9 in line 1, at byte offset 5",
+        [["Il\ufffdgal", "C"]],
+        [["C"]],
+    ),
+    # An incomplete character at the end of the file.
+    "end": (
+        "a.txt",
+        b"A\n\xc3",
+        "in line 2, at byte offset 2",
+        [["A", "\ufffd"]],
+        [["A"]],
+    ),
+    # CESU-8: two surrogates of three bytes encode U+1F600.
+    "CESU-8": (
+        "a.txt",
+        b"A\n\xed\xa0\xbd\xed\xb8\x80",
+        "0xed in line 2, at byte offset 2",
+        [["A", 6 * "\ufffd"]],
+        [["A"]],
+    ),
+    "JSON": (
+        "a.jsonl",
+        b'{"text": "A"}\n{"text": "Il\xe9gal"}',
+        "0xe9 in line 2, at byte offset 26",
+        [["A"], ["Il\ufffdgal"]],
+        [["A"]],
+    ),
+    # JSON encodes U+1F600 as a pair, and can encode half of a pair.
+    "surrogate": (
+        "a.jsonl",
+        rb'{"text": "\ud83d\ude00"}' + b"\n" + rb'{"text": "b \ud83d c"}',
+        r"line 2 of .*U\+D83D.*character 2",
+        [["\U0001f600"], ["b \ufffd c"]],
+        [["\U0001f600"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("case", BAD_UTF8)
+def test_bad_utf8_is_named_replaced_or_skipped(tmp_path, case, compressed):
+    name, content, message, replaced, kept = BAD_UTF8[case]
+    path = tmp_path / f"{name}{'.gz' if compressed else ''}"
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    with pytest.raises(UserError, match=message):
+        read(path)
+    documents, skipped, _ = read(path, on_bad_utf8="replace")
+    assert (documents, skipped) == (replaced, {})
+    documents, skipped, _ = read(path, on_bad_utf8="skip")
+    reason = {"surrogate": reader.SKIPPED_TEXTS}.get(case, reader.SKIPPED_LINES)
+    assert (documents, skipped) == (kept, {reason: 1})
+
+
+# Of a file's name and content, the refusal, whatever --on_bad_utf8 says.
+UTF16 = "UTF-16 byte order mark in line 1"
+OBJECT = r"line 2 of .*must be an object with a string"
+REFUSED = [
+    ("a.txt", "One a.\n".encode("utf-16"), UTF16),
+    ("a.txt.gz", gzip.compress("One a.\n".encode("utf-16")), UTF16),
+    ("a.jsonl", '{"text": "One"}\n'.encode("utf-16"), UTF16),
+    # Without a byte order mark, ASCII text is valid UTF-8.
+    (
+        "a.txt",
+        "One a.\n".encode("utf-16-le"),
+        r"zero byte in line 1, at byte offset 1\..*iconv",
+    ),
+    (
+        "a.jsonl",
+        "{}\n".encode("utf-16-be"),
+        r"zero byte in line 1, at byte offset 0\..*iconv",
+    ),
+    (
+        "a.txt",
+        b"One a.\r\n" * 200_000 + b"Two\0 b.\n",
+        r"a\.txt must be.*line 200001, at byte offset 1600003\..*tr -d",
+    ),
+    (
+        "a.jsonl",
+        b"{}{'text': 1}",
+        r"line 1 of .*a.jsonl must be a complete JSON object",
+    ),
+    (
+        "a.jsonl",
+        b'{"text": "A"}\n{"text": "a"',
+        r"line 2 of .*at character 12.*--input_format=text",
+    ),
+    ("a.jsonl", b'{"text": "A"}\n{"text": 7}', OBJECT),
+    ("a.jsonl", b'{"text": "A"}\n["text"]', OBJECT),
+    ("a.txt", b"", r"a.txt, 0 bytes"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED)
+def test_text_that_cannot_be_read_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    for on_bad_utf8 in ("error", "skip"):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path / name, on_bad_utf8=on_bad_utf8)
+
+
+def test_missing_inputs_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"b\*.txt"):
+        read(tmp_path / "*.txt", tmp_path / "b*.txt")
+    with pytest.raises(UserError, match="--input_file or --tfds"):
+        read()
+
+
+def test_json_lines_are_documents(tmp_path):
+    path = tmp_path / "a.jsonl"
+    texts = ["One a.\n\nTwo b.", "", "Three\0 ç."]
+    path.write_text(
+        "\n".join(json.dumps({"id": 1, "body": t}) for t in texts) + "\n\n"
+    )
+    documents, skipped, _ = read(path, text_field="body")
+    assert documents == [["One a.", "Two b."], ["Three\0 ç."]]
+    assert skipped == {reader.EMPTY_TEXTS: 1}
+    with pytest.raises(UserError, match=r'line 1 of .*"text".*--text_field'):
+        read(path)
+    # --input_format overrides the suffix. A suffix of compression may follow.
+    other = tmp_path / "b.txt"
+    other.write_bytes(path.read_bytes())
+    settings = {"text_field": "body", "input_format": "jsonl"}
+    assert read(other, **settings)[0] == documents
+    assert read(path, input_format="text")[0] != documents
+    packed = tmp_path / "c.jsonl.zst"
+    packed.write_bytes(zstandard.compress(path.read_bytes()))
+    assert read(packed, text_field="body")[0] == documents
+
+
+def test_inputs_are_sorted_and_each_file_is_read_once(tmp_path, monkeypatch):
+    """A glob, equal paths, a link, a name with brackets, and a directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "c.txt", "d.md", "e[1].txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "b.txt").symlink_to("c.txt")
+    (tmp_path / "directory.txt").mkdir()
+    paths = ("[a-d].txt", "./a.txt", f"{tmp_path}/a.txt", "e[1].txt")
+    found = find_inputs(CorpusConfig(input_file=paths))
+    assert [source.name for source in found] == ["./a.txt", "b.txt", "e[1].txt"]
+    assert sum(source.num_bytes for source in found) == 12
+
+
+def test_digest_depends_on_content_and_format(tmp_path):
+    """Not on names. The same bytes are a line of text or a JSON document."""
+    digests = {}
+    for name in ("a.txt", "b.txt", "a.jsonl", "b.json", "c.txt"):
+        path = tmp_path / name
+        path.write_text('{"text": "One."}' if name != "c.txt" else "One.")
+        config = CorpusConfig(input_file=(str(path),))
+        (source,) = find_inputs(config)
+        digests[name] = source.check_and_digest(config, lambda num_bytes: None)
+    assert digests["a.txt"] == digests["b.txt"]
+    assert digests["a.jsonl"] == digests["b.json"]
+    assert len(set(digests.values())) == 3
+
+
+# --- sentences ----------------------------------------------------------------
+
+BREAKING = CorpusConfig(sentence_breaker="sentencex")
+
+
+def test_paragraphs_are_broken_into_sentences():
+    """By default, a line is a sentence."""
+    paragraphs = [
+        "Dr. Watson came at 3 p.m. on Monday.  He stayed!",
+        "“Why?” she asked. Nobody knew",
+    ]
+    assert break_sentences(paragraphs, CorpusConfig()) == paragraphs
+    assert break_sentences(paragraphs, BREAKING) == [
+        "Dr. Watson came at 3 p.m. on Monday.",
+        "He stayed!",
+        "“Why?” she asked.",
+        "Nobody knew",
+    ]
+
+
+def test_language_decides_where_sentences_end():
+    config = dataclasses.replace(BREAKING, language="de")
+    sentences = ["Am 3. Mai kam er.", "Sie ging."]
+    assert break_sentences([" ".join(sentences)], config) == sentences
+
+
+@pytest.mark.parametrize("language", ["", "DE", "de-DE", "german", "d", "de\n"])
+def test_other_forms_of_language_codes_are_refused(language):
+    """sentencex breaks text of unknown codes as English."""
+    with pytest.raises(UserError, match=r"language must be .*two or three"):
+        CorpusConfig(language=language)
+
+
+def test_most_sentence_ends_of_real_text_are_found():
+    """In a line of 1,990 sentences, 300,000 characters. As one window, 57 % of
+    their ends are found."""
+    with gzip.open(DEMO, "rt", encoding="utf-8") as file:
+        lines = [line.strip() for line in file.read(300_000).split("\n")]
+    lines = [line for line in lines if line][:1990]
+    wanted = ends_of(lines)
+    found = ends_of(break_sentences([" ".join(lines)], BREAKING))
+    assert len(wanted & found) / len(wanted) > 0.95
+    assert len(wanted & found) / len(found) > 0.93
+
+
+def ends_of(sentences):
+    """Number of letters up to the end of each sentence."""
+    ends, count = set(), 0
+    for sentence in sentences:
+        count += len("".join(sentence.split()))
+        ends.add(count)
+    return ends
+
+
+@hypothesis.settings(max_examples=500, deadline=None)
+@hypothesis.given(
+    words=st.lists(
+        st.sampled_from(["A", "b.", "C!", "“D.", "E.”", "(", "", "。"])
+    ),
+    separator=st.sampled_from([" ", "", "\t", "\xa0", "\u3000"]),
+    window=st.integers(1, 12),
+)
+def test_windows_lose_and_change_no_text(words, separator, window):
+    line = separator.join(words)
+    with unittest.mock.patch.object(reader, "WINDOW_CHARACTERS", window):
+        parts = list(break_line("en", line))
+    assert "".join(parts) == line
+    if len(line) <= window:
+        with_spaces = line.replace("\xa0", " ").replace("\u3000", " ")
+        expected = sentencex.segment("en", with_spaces)
+        assert list(map(len, parts)) == list(map(len, expected))
+
+
+@pytest.mark.parametrize("space", ["\xa0", "\u202f", "\u3000", "\x85"])
+def test_white_space_beyond_ascii_breaks_as_a_space(space):
+    """sentencex 1.0.32 panics at the single letter before the full stop."""
+    config = dataclasses.replace(BREAKING, language="fr")
+    text = f"Il{space}prend la vitamine C{space}. Puis il dort. Le{space}soir !"
+    found = break_sentences([text], config)
+    expected = break_sentences([text.replace(space, " ")], config)
+    assert len(expected) > 1
+    assert [s.replace(space, " ") for s in found] == expected
+
+
+def test_the_text_of_a_panic_is_shown(monkeypatch):
+    """An error of pyo3 is no Exception, and worker processes cannot return
+    it."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(language, text):
+        raise PanicException("byte index 26 is not a char boundary")
+
+    monkeypatch.setattr(sentencex, "segment", panic)
+    message = r"sentencex.*byte index 26.*'Vitamine C\.'.*sentence_breaker"
+    with pytest.raises(UserError, match=message):
+        break_sentences(["Vitamine C."], BREAKING)
+
+
+def test_a_sentence_longer_than_a_window_stays_complete():
+    sentences = ["He " + "really " * 90 + "came.", "She left."] * 3
+    with unittest.mock.patch.object(reader, "WINDOW_CHARACTERS", 30):
+        assert break_sentences([" ".join(sentences)], BREAKING) == sentences
