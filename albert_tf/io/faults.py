@@ -23,6 +23,9 @@ _BUCKET_IS_MISSING = "bucket does not exist"
 _NO_ANSWER = re.compile(
     r"retry attempts failed|libcurl code|HTTP response code (429|5\d\d)"
 )
+_NO_SCHEME = re.compile(
+    r"File system scheme '(.*)' not implemented \(file: '(.*)'"
+)
 _INCOMPLETE_READ = "File contents are inconsistent"
 
 # The permission for a request, by the first word of TensorFlow's description.
@@ -109,6 +112,16 @@ def explain(error: BaseException) -> UserError | None:
     if not is_from_tensorflow(error):
         return None
     text = str(error)
+    if unknown := _NO_SCHEME.search(text):
+        scheme, path = unknown.groups()
+        remedy = "Mount it, or copy it to a local directory or to gs://."
+        if scheme == "gs":
+            remedy = "pip install 'tensorflow[gcs-filesystem]'."
+        return UserError(
+            f"{path} must be local or on a file system that TensorFlow reads",
+            received=f"{scheme}://",
+            remedy=remedy,
+        )
     if _REMOTE_PATH.search(text):
         return _explain_remote(text, first_line(error))
     line = _OPERATION.sub("", first_line(error))

@@ -151,3 +151,12 @@ def test_a_path_that_the_locale_cannot_encode_is_explained(monkeypatch):
     assert faults.explain(error.value) is None  # not the fault of the locale
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
     assert "LC_ALL=C.UTF-8" in str(faults.explain(error.value))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "hdfs", "https", "abfs"])
+def test_an_unknown_scheme_is_named(scheme):
+    with pytest.raises(tf.errors.UnimplementedError) as raised:
+        tf.io.gfile.glob(f"{scheme}://a/*.txt")
+    said = str(faults.explain(raised.value))
+    assert said.startswith(f"{scheme}://a/*.txt must be local or on ")
+    assert f"Received: {scheme}://. Mount it, or copy it" in said
