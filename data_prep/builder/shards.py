@@ -30,9 +30,9 @@ from albert_tf.records.features import (
 from albert_tf.records.masking import FIRST_ORDINARY_ID, mask_rows
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.examples import EVAL, TRAIN, UnmaskedExamples
-from data_prep.builder.packing import pack_rows
 from data_prep.builder.serialization import serialize_examples
 from data_prep.config import RecordsConfig
+from data_prep.packing import pack_rows
 
 # Directory of notes on the content of the shards that an unfinished build has
 # written.

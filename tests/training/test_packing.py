@@ -26,7 +26,7 @@ from albert_tf.training import train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train import train as train_run
-from data_prep.builder.packing import pack_rows
+from data_prep.packing import pack_rows
 from tests.helpers import tiny_model, tiny_run
 
 # In float32, relative: to the loss, and to the largest entry of a gradient.
