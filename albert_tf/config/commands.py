@@ -239,13 +239,6 @@ class ReportConfig(Config):
         "no network (.html), or both, e.g. "
         "build/report.html,build/curves.png.",
     )
-    x_axis: str = setting(
-        "step",
-        "Horizontal axis: step; tokens, the number of positions trained on, "
-        "including padding; or hours, the time of training without pauses "
-        "between processes and without steps that were trained again.",
-        choices=("step", "tokens", "hours"),
-    )
     metrics: tuple[str, ...] = setting(
         (),
         "Metrics to draw, comma-separated, e.g. "

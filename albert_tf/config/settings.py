@@ -31,6 +31,7 @@ AFFECTS = ("model", "result", "nothing")
 # What to use instead of a flag that earlier versions had. `Config.from_dict`
 # ignores settings of these names, since old runs have stored them.
 REMOVED_FLAGS: dict[str, str] = {
+    "x_axis": "The report draws all curves by step.",
     "unpack": "Build the records again with --packing=none.",
     "beam_option": "Use --runner=local, or --runner=dask for several machines.",
     "gcp_project": "Give the servers' addresses: --tpu_name=grpc://HOST:8470.",

@@ -59,9 +59,9 @@ def main(config: ReportConfig) -> None:
     runs = read_runs(config.run_dirs)
     for output_file in config.output_file:
         if output_file.endswith(".html"):
-            content = page(runs, config.x_axis, config.metrics).encode()
+            content = page(runs, config.metrics).encode()
         else:
-            content = picture(runs, config.x_axis, config.metrics)
+            content = picture(runs, config.metrics)
         write_bytes(output_file, content)
     for run in runs:
         print(summarize(run))

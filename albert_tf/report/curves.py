@@ -106,12 +106,6 @@ PANELS = (
     ),
 )
 
-AXIS_LABELS = {
-    "step": "step",
-    "tokens": "tokens trained on, padding included",
-    "hours": "hours of training, kept steps only",
-}
-
 # Kind of event -> label in the legend, marker of matplotlib.
 MARKS = {
     "resume": ("restart", "v"),
@@ -129,7 +123,7 @@ _MARK_DISTANCE = 1 / 300
 
 
 def find_panels(
-    runs: Sequence[RunHistory], x_axis: str, metrics: Sequence[str] = ()
+    runs: Sequence[RunHistory], metrics: Sequence[str] = ()
 ) -> list[Panel]:
     """Returns the panels in which any run has points; see `picture`.
 
@@ -138,10 +132,10 @@ def find_panels(
     """
 
     def has_points(panel: Panel) -> bool:
-        left, _ = _limits(panel, runs, x_axis)
+        left, _ = _limits(panel, runs)
         least = _POINTS_FOR_LATE if panel.late else 1
         return any(
-            len(curve) >= least and run.x_values(curve.last[0], x_axis) >= left
+            len(curve) >= least and curve.last[0] >= left
             for run in runs
             for split in ("train", "eval")
             for curve in [run.curve(split, panel.metric)]
@@ -191,7 +185,6 @@ def references(
 
 def picture(
     runs: Sequence[RunHistory],
-    x_axis: str,
     metrics: Sequence[str] = (),
     file_format: str = "png",
 ) -> bytes:
@@ -199,15 +192,13 @@ def picture(
 
     Args:
         runs: At least one.
-        x_axis: "step", "tokens" or "hours".
         metrics: Names of the metrics to draw; empty for all.
         file_format: "png" or "svg".
 
     Raises:
-        UserError: If a run directory lacks the data of the axis, or if no run
-            has a metric.
+        UserError: If no run has a metric.
     """
-    panels = find_panels(runs, x_axis, metrics)
+    panels = find_panels(runs, metrics)
     num_columns = 2 if len(panels) <= 4 else 3
     num_rows = -(-len(panels) // num_columns)
     with matplotlib.rc_context(STYLE):
@@ -217,7 +208,7 @@ def picture(
         )
         grid = figure.subplots(num_rows, num_columns, squeeze=False)
         for axes, panel in zip(grid.flat, panels, strict=False):
-            draw_panel(axes, panel, runs, x_axis)
+            draw_panel(axes, panel, runs)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         handles = _legend(runs)
@@ -232,13 +223,11 @@ def picture(
         return file.getvalue()
 
 
-def draw_panel(
-    axes: Axes, panel: Panel, runs: Sequence[RunHistory], x_axis: str
-) -> None:
+def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunHistory]) -> None:
     """Draws one panel, which `find_panels` returns; see `picture`."""
-    left, right = _limits(panel, runs, x_axis)
+    left, right = _limits(panel, runs)
     for number, run in enumerate(runs):
-        _draw_run(axes, panel, run, _color(number), x_axis, left)
+        _draw_run(axes, panel, run, _color(number), left)
     if panel.late:
         drawn = [np.asarray(line.get_ydata()) for line in axes.lines]
         # For normal noise, the limits are three standard deviations from the
@@ -251,10 +240,9 @@ def draw_panel(
     margin = 0.01 * (right - left) or 0.5
     axes.set_xlim(left - margin, right + margin)
     axes.set_title(panel.title)
-    axes.set_xlabel(AXIS_LABELS[x_axis])
+    axes.set_xlabel("step")
     axes.grid(alpha=0.15, color="black")
-    if x_axis != "hours":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.scale == "log":
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(LogFormatter())
@@ -264,14 +252,12 @@ def draw_panel(
     elif panel.metric.endswith("tokens_per_second"):
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     for number, run in enumerate(runs):
-        _draw_marks(axes, run, _color(number), x_axis, (left, right))
+        _draw_marks(axes, run, _color(number), (left, right))
 
 
-def _limits(
-    panel: Panel, runs: Sequence[RunHistory], x_axis: str
-) -> tuple[float, float]:
-    """The first and the last value of a panel on the axis."""
-    right = max(float(run.x_values(run.last_step, x_axis)) for run in runs)
+def _limits(panel: Panel, runs: Sequence[RunHistory]) -> tuple[float, float]:
+    """The first and the last step of a panel."""
+    right = max(run.last_step for run in runs)
     return (right / 2 if panel.late else 0.0), right
 
 
@@ -280,18 +266,11 @@ def _color(number: int) -> str:
 
 
 def _draw_run(
-    axes: Axes,
-    panel: Panel,
-    run: RunHistory,
-    color: str,
-    x_axis: str,
-    left: float,
+    axes: Axes, panel: Panel, run: RunHistory, color: str, left: float
 ) -> None:
     """Draws the curves of a run: training, its band, and the held-out set."""
 
     def visible(points: np.ndarray) -> np.ndarray:
-        x_values = run.x_values(points[:, 0], x_axis)
-        points = np.column_stack([x_values, points[:, 1]])
         points = points[points[:, 0] >= left]
         # A logarithmic axis has no 0.
         return points[points[:, 1] > 0] if panel.scale == "log" else points
@@ -347,11 +326,7 @@ def _draw_references(axes: Axes, named: Sequence[tuple[float, str]]) -> None:
 
 
 def _draw_marks(
-    axes: Axes,
-    run: RunHistory,
-    color: str,
-    x_axis: str,
-    limits: tuple[float, float],
+    axes: Axes, run: RunHistory, color: str, limits: tuple[float, float]
 ) -> None:
     """Marks the events of a run at the top of the panel."""
     distance = (limits[1] - limits[0]) * _MARK_DISTANCE
@@ -359,7 +334,7 @@ def _draw_marks(
     for kind, (_, marker) in MARKS.items():
         steps = [e["step"] for e in run.events if e["event"] == kind]
         drawn: list[float] = []
-        for x in np.sort(run.x_values(steps, x_axis)):
+        for x in sorted(steps):
             is_apart = not drawn or x - drawn[-1] >= distance
             if limits[0] <= x <= limits[1] and is_apart:
                 drawn.append(x)

@@ -49,9 +49,7 @@ $settings
 """)
 
 
-def page(
-    runs: Sequence[RunHistory], x_axis: str, metrics: Sequence[str] = ()
-) -> str:
+def page(runs: Sequence[RunHistory], metrics: Sequence[str] = ()) -> str:
     """Returns the page; the arguments are those of `curves.picture`."""
     names = [run.name for run in runs]
     settings = _rows(
@@ -65,7 +63,7 @@ def page(
     different = [row for row in settings if len(set(row[1:])) > 1]
     facts = _rows([_facts(run) for run in runs])
     known = [row for row in facts if set(row[1:]) != {UNKNOWN}]
-    image = picture(runs, x_axis, metrics, "svg").decode()
+    image = picture(runs, metrics, "svg").decode()
     return _PAGE.substitute(
         title=escape("Training: " + ", ".join(names)),
         facts=_table(["", *names], known),
@@ -153,7 +151,7 @@ def _facts(run: RunHistory) -> dict[str, str]:
         return f"{seconds / total:.1%}, {_duration(seconds)}" if total else ""
 
     software = [e["software"] for e in run.events if "software" in e]
-    tokens, hours = run.total("tokens"), run.total("hours")
+    tokens, trained = run.tokens, run.seconds["steps"] + run.seconds["input"]
     with_unit = EngFormatter(places=2, sep="")
     mfu, goodput = run.curve("train", "mfu"), run.curve("train", "goodput")
     waiting = run.curve("train", "input_bound_share")
@@ -171,9 +169,7 @@ def _facts(run: RunHistory) -> dict[str, str]:
         ),
         # Not a mean of rates, which would favor fast steps.
         "tokens per second, over kept steps": (
-            with_unit(tokens / (hours * SECONDS_PER_HOUR))
-            if tokens and hours
-            else ""
+            with_unit(tokens / trained) if tokens and trained else ""
         ),
         "MFU, mean": f"{mfu.mean:.1%}" if mfu else "",
         "waiting for input, mean": f"{waiting.mean:.1%}" if waiting else "",

@@ -39,11 +39,6 @@ EVENT_FACTS = {
     "checkpoints": "stalled_s",
     "lost steps": "lost_s",
 }
-_DATA_OF_AXES = {
-    "tokens": f"tokens_per_second in {METRICS_FILE}, or batch size and length "
-    f"in {CONFIG_FILE}",
-    "hours": f"loop_seconds in {METRICS_FILE}",
-}
 CAUSES = ("steps", "input", "compiling", "evaluation", *EVENT_FACTS)
 
 
@@ -135,8 +130,8 @@ class RunHistory:
 
     Attributes:
         curves: By split, "train" or "eval", and name of the metric.
-        axes: "tokens", padding included, and "hours" of training, by step of
-            kept steps; without points after step 0 if they are unknown.
+        tokens: Number of tokens of the kept steps, padding included; 0 if
+            unknown.
         events: Lines of events.jsonl, except for checkpoints.
         seconds: Time by cause, for the causes that the logs give. "steps" is
             the time of the kept steps, without waiting for input.
@@ -156,9 +151,8 @@ class RunHistory:
         self.run_dir = run_dir
         self.name = name
         self.curves: dict[tuple[str, str], Curve] = {}
-        self.axes = {"tokens": Curve(), "hours": Curve()}
-        for curve in self.axes.values():
-            curve.add(0, 0.0)
+        self.tokens = 0.0
+        self._counted_step = 0
         self.seconds = dict.fromkeys(CAUSES, 0.0)
         # Read as plain JSON, since other versions have other settings.
         self.settings = flatten(self._load(CONFIG_FILE))
@@ -203,13 +197,8 @@ class RunHistory:
                 per_step = round(
                     line["tokens_per_second"] / line["steps_per_second"]
                 )
-            last_step, tokens = self.axes["tokens"].last
-            if per_step:
-                tokens += per_step * (step - last_step)
-                self.axes["tokens"].add(step, tokens)
-            if "loop_seconds" in line:
-                hours = self.axes["hours"].last[1] + seconds / SECONDS_PER_HOUR
-                self.axes["hours"].add(step, hours)
+            self.tokens += per_step * (step - self._counted_step)
+            self._counted_step = step
         self.seconds["compiling"] += line.get("compile_seconds", 0.0)
         self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
         for name, value in line.items():
@@ -233,28 +222,6 @@ class RunHistory:
         batch = self.settings.get("data.global_batch_size", 0)
         length = self.settings.get("data.max_seq_length", 0)
         return batch * length * self.settings.get("head.num_choices", 1)
-
-    def total(self, axis: str) -> float:
-        """Returns the "tokens" or "hours" of all kept steps; 0 if unknown."""
-        return self.axes[axis].last[1]
-
-    def x_values(self, steps: Any, x_axis: str) -> np.ndarray:
-        """Converts steps, of any shape, to "step", "tokens" or "hours".
-
-        Raises:
-            UserError: If the run directory lacks the data of the axis.
-        """
-        steps = np.asarray(steps, float)
-        if x_axis == "step":
-            return steps
-        curve = self.axes[x_axis]
-        if len(curve) == 1:
-            raise UserError(
-                f"x_axis={x_axis} needs {_DATA_OF_AXES[x_axis]}",
-                received=f"none in {self.run_dir}",
-                remedy="Give --x_axis=step.",
-            )
-        return np.interp(steps, curve.steps, curve.values)
 
 
 def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:

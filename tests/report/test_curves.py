@@ -15,21 +15,14 @@ from tests.helpers.logged_run import (
 )
 
 
-@pytest.mark.parametrize("x_axis", ["tokens", "hours"])
-def test_an_axis_that_a_run_has_no_data_for_is_refused(tmp_path, x_axis):
-    run = read_run(tmp_path / "run", [5.0, 4.0])
-    with pytest.raises(UserError, match=f"x_axis={x_axis}.*{run.run_dir}"):
-        curves.picture([run], x_axis)
-
-
-def axes_of(metric, *runs, x_axis="step", late=False):
+def axes_of(metric, *runs, late=False):
     (panel,) = [
         panel
         for panel in curves.PANELS
         if panel.metric == metric and panel.late == late
     ]
     axes = Figure().subplots()
-    curves.draw_panel(axes, panel, runs, x_axis)
+    curves.draw_panel(axes, panel, runs)
     return axes
 
 
@@ -47,12 +40,12 @@ def lines_of(*args, **kwargs):
 
 def test_selected_metrics_are_drawn_alone(tmp_path):
     run = read_run(tmp_path / "run", [8.0, 7.0], goodput=[0.5, 0.6])
-    drawn = curves.find_panels([run], "step", ["goodput", "masked_lm_loss"])
+    drawn = curves.find_panels([run], ["goodput", "masked_lm_loss"])
     assert [panel.metric for panel in drawn] == ["masked_lm_loss", "goodput"]
     with pytest.raises(
         UserError, match=r"the runs\..*: trust_ratio\..*goodput"
     ):
-        curves.picture([run], "step", metrics=["trust_ratio"])
+        curves.picture([run], metrics=["trust_ratio"])
 
 
 def test_training_is_solid_and_the_held_out_set_dashed(tmp_path):
@@ -72,7 +65,7 @@ def test_training_is_solid_and_the_held_out_set_dashed(tmp_path):
 
 
 def late_panels(*runs):
-    panels = curves.find_panels(runs, "step")
+    panels = curves.find_panels(runs)
     return [panel.metric for panel in panels if panel.late]
 
 
@@ -86,7 +79,7 @@ def test_a_second_half_without_points_has_no_panel(tmp_path):
     ]
     write_lines(tmp_path / "long" / "metrics.jsonl", lines)
     runs = [short, RunHistory(str(tmp_path / "long"), "long")]
-    curves.picture(runs, "step")
+    curves.picture(runs)
     assert late_panels(*runs) == []
     assert late_panels(short) == ["masked_lm_loss"]
 
@@ -94,7 +87,7 @@ def test_a_second_half_without_points_has_no_panel(tmp_path):
 def test_a_run_whose_loss_becomes_nan_is_drawn(tmp_path):
     losses = [5.0] * 25 + [float("nan")] * 35
     run = read_run(tmp_path / "run", losses)
-    curves.picture([run], "step")
+    curves.picture([run])
     assert late_panels(run) == []
     assert lines_of("masked_lm_loss", run)[0][0][-1] == [24, 5.0]
 
@@ -119,14 +112,13 @@ def test_events_are_marked_at_their_steps(tmp_path):
         for number, kind in enumerate([*kinds, "checkpoint", "finish"], 1)
     ]
     run = read_run(tmp_path / "run", [5.0] * 31, events, SETTINGS)
-    lines = lines_of("masked_lm_loss", run, x_axis="tokens")
+    lines = lines_of("masked_lm_loss", run)
     marks = [
-        (x / 256, marker)
+        (x, marker)
         for points, _, marker in lines
         for x, y in points
         if y == 1.0
     ]
-    assert lines[0][0][:2] == [[0, 5.0], [256, 5.0]]
     symbols = [curves.MARKS[kind][1] for kind in kinds]
     assert marks == [
         (3 * number, symbol) for number, symbol in enumerate(symbols, 1)

@@ -12,8 +12,8 @@ from tests.helpers.html_page import Page
 from tests.helpers.logged_run import SETTINGS, read_run, write_run
 
 
-def page_of(*runs, x_axis="step"):
-    return Page(page(runs, x_axis))
+def page_of(*runs):
+    return Page(page(runs))
 
 
 def test_nan_and_infinity_are_counted_and_left_out(tmp_path):
@@ -25,7 +25,7 @@ def test_nan_and_infinity_are_counted_and_left_out(tmp_path):
 
 
 def test_the_page_needs_no_network(tmp_path):
-    text = page([read_run(tmp_path / "run", [8.0] * 30)], "step")
+    text = page([read_run(tmp_path / "run", [8.0] * 30)])
     elements = Page(text).elements
     for _, attributes in elements:
         for name in ("src", "href", "xlink:href", "data", "action"):
@@ -206,7 +206,7 @@ def test_the_page_of_a_long_run_stays_small(tmp_path):
         input_bound_share=noise,
     )
     (run,) = read_runs([run_dir])
-    text = page([run], "step")
+    text = page([run])
     assert len(text.encode()) < 2.5e6
     assert f"{900 - 2 * MAX_EVENTS} more" in text
     assert len(Page(text).rows["run"]) == 2 * MAX_EVENTS + 2

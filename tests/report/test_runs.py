@@ -75,21 +75,6 @@ def test_a_line_that_a_crash_cut_short_is_skipped(tmp_path):
     assert RunHistory(run_dir, "run").last_step == 1
 
 
-def test_steps_are_converted_to_tokens_and_hours(tmp_path):
-    run_dir = write_run(tmp_path / "run", [], settings=SETTINGS)
-    lines = [
-        {"split": "train", "step": step, "loop_seconds": seconds}
-        for step, seconds in ((1, 1800.0), (2, 3600.0), (3, 1800.0))
-    ]
-    write_lines(tmp_path / "run" / "metrics.jsonl", lines)
-    run = RunHistory(run_dir, "run")
-    assert run.x_values([0, 3], "step").tolist() == [0, 3]
-    assert run.x_values([1, 3], "tokens").tolist() == [256, 768]
-    # The steps end after 0.5, 1.5 and 2 hours, with interpolation between them.
-    assert run.x_values([0, 1, 1.5, 3], "hours").tolist() == [0, 0.5, 1, 2]
-    assert run.x_values(0.5, "hours") == 0.25
-
-
 def test_tokens_are_those_of_the_batches_of_each_line(tmp_path):
     """The batch of 256 tokens in the settings is that of the last process.
 
@@ -107,8 +92,7 @@ def test_tokens_are_those_of_the_batches_of_each_line(tmp_path):
         [{"split": "train", **line} for line in lines],
     )
     run = RunHistory(run_dir, "run")
-    assert run.total("tokens") == 10 * 256 + 20 * 128 + 10 * 256
-    assert run.x_values([10, 15, 30], "tokens").tolist() == [2560, 3200, 5120]
+    assert run.tokens == 10 * 256 + 20 * 128 + 10 * 256
 
 
 def test_each_choice_of_a_question_is_a_sequence_of_tokens(tmp_path):
