@@ -23,7 +23,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,10 +47,9 @@ from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 from data_prep.config import InspectConfig
 from data_prep.inspection import (
-    Fault,
     RecordRules,
     ShardReport,
-    Statistics,
+    add,
     check_rows,
     inspect_shard,
     read_lists,
@@ -80,47 +79,245 @@ _LABELS = {
 }
 
 
-class Finding(NamedTuple):
-    """A line of the table; `passed` is None if the reader must judge."""
-
-    name: str
-    found: str
-    expected: str = ""
-    passed: bool | None = None
-
-
-@dataclasses.dataclass
 class RecordSet:
     """The shards of a directory, and the results of their inspection.
 
-    Attributes:
+    Args:
         shards: Paths of the shards to inspect, sorted.
-        metadata: None for records of google-research/albert.
+        spm_model_file: The vocabulary; "" for that of the directory.
+
+    Attributes:
+        rules: The rules for its records, from the metadata if there is one.
         tokenizer: The vocabulary; None if it is unknown or not that of the
             metadata.
-        findings: Lines of the table.
-        faults: Faults of the files and the first faults of each shard.
-        num_faults: Number of all faults.
+        statistics: Of the rows without faults; see `ShardReport`.
+        num_faults: Number of faults of files and records.
+        num_failed: Number of lines of the table that fail.
+
+    Raises:
+        UserError: If the metadata or `spm_model_file` is unreadable, or if
+            there is no metadata and no record contains the lengths.
     """
 
-    directory: str
-    shards: list[str]
-    metadata: RecordsMetadata | None
-    tokenizer: Tokenizer | None
-    rules: RecordRules
-    statistics: Statistics
-    findings: list[Finding]
-    faults: list[Fault] = dataclasses.field(default_factory=list)
-    num_faults: int = 0
+    def __init__(
+        self, directory: str, shards: list[str], spm_model_file: str
+    ) -> None:
+        self.directory = directory
+        self.shards = shards
+        self.statistics: dict[str, Any] = {}
+        self.num_faults = self.num_failed = 0
+        self._file_faults: list[str] = []
+        self._record_faults: list[str] = []
+        self._table = [("", "", "found", "expected")]
+        self._metadata: RecordsMetadata | None = None
+        if files.exists(posixpath.join(directory, METADATA_FILE)):
+            self._metadata = read_metadata(directory)
+        self.tokenizer = self._open_vocabulary(spm_model_file)
+        known: dict[str, Any] = {}
+        if self.tokenizer is not None:
+            known = {
+                "vocab_size": self.tokenizer.vocab_size,
+                "starts_word": self.tokenizer.starts_word,
+            }
+        if self._metadata is None:
+            self.rules = _learn_rules(shards, known)
+        else:
+            described = dataclasses.asdict(self._metadata) | known
+            names = {field.name for field in dataclasses.fields(RecordRules)}
+            names &= described.keys()
+            self.rules = RecordRules(**{n: described[n] for n in names})
+        self._check_files()
 
-    def refuse(self, name: str, what: str) -> None:
+    def _refuse(self, name: str, what: str) -> None:
         """Adds a fault of a file of the directory."""
-        self.faults.append(Fault(posixpath.join(self.directory, name), what))
+        self._file_faults.append(
+            f"{posixpath.join(self.directory, name)}: {what}"
+        )
         self.num_faults += 1
 
-    def note(self, *finding: Any) -> None:
-        """Adds a line of the table."""
-        self.findings.append(Finding(*finding))
+    def _note(
+        self,
+        name: str,
+        found: str,
+        expected: str = "",
+        passed: bool | None = None,
+    ) -> None:
+        """Adds a line of the table; `passed` is None if the reader judges."""
+        marks = {True: "pass", False: "FAIL", None: "note"}
+        self._table.append((marks[passed], name, found, expected))
+        self.num_failed += passed is False
+
+    def _open_vocabulary(self, spm_model_file: str) -> Tokenizer | None:
+        """The vocabulary of a set, compared with the metadata."""
+        own = posixpath.join(self.directory, TOKENIZER_FILE)
+        path, name = spm_model_file or own, "vocabulary"
+        try:
+            tokenizer = Tokenizer(path)
+        except UserError as error:
+            if spm_model_file:
+                raise
+            if self._metadata is None:
+                expected = "none given; word starts are not checked"
+                self._note(name, "unknown", expected)
+            else:
+                self._note(name, "unreadable", str(error), False)
+            return None
+        if self._metadata is None:
+            self._note(name, path)
+            return tokenizer
+        wanted = self._metadata.vocabulary_sha256
+        is_equal = tokenizer.sha256 == wanted
+        expected = f"{wanted[:12]} in metadata"
+        self._note(name, f"sha256 {tokenizer.sha256[:12]}", expected, is_equal)
+        return tokenizer if is_equal else None
+
+    def _check_files(self) -> None:
+        """Compares the files of the directory with the metadata."""
+        for name in (UNFINISHED_FILE, posixpath.join("..", UNFINISHED_FILE)):
+            if files.exists(posixpath.join(self.directory, name)):
+                self._refuse(name, "must not exist; the build is unfinished")
+        found = f"{len(self.shards)} inspected"
+        if self._metadata is None:
+            expected = "no metadata; counts and checksums are not checked"
+            self._note("shards", found, expected)
+            return
+        listed = set(self._metadata.shards)
+        paths = [*files.list_files(self.directory, _SHARDS), *self.shards]
+        present = {posixpath.basename(path) for path in paths}
+        for name in sorted(listed - present):
+            self._refuse(name, "must exist; the metadata lists it")
+        for name in sorted(present - listed):
+            self._refuse(name, "must not exist; the metadata does not list it")
+        expected = f"{len(listed)} in metadata"
+        found = f"{len(present)}, {found}"
+        self._note("shards", found, expected, listed == present)
+
+    def add_reports(self, reports: Mapping[str, ShardReport]) -> None:
+        """Adds the results of all shards, by file name."""
+        for report in reports.values():
+            add(self.statistics, report.statistics)
+            self._record_faults += report.faults
+        num_faulty = sum(report.num_faults for report in reports.values())
+        self.num_faults += num_faulty
+        if self._metadata is not None:
+            for name, stored, key, fault in (
+                (
+                    "records of each shard",
+                    self._metadata.shards,
+                    "num_records",
+                    "must hold {} records, as in the metadata. Received: {}",
+                ),
+                (
+                    "checksums",
+                    self._metadata.checksums,
+                    "sha256",
+                    "must have the SHA-256 of the metadata, {:.12}... "
+                    "Received: {:.12}...",
+                ),
+            ):
+                found = {
+                    n: getattr(report, key) for n, report in reports.items()
+                }
+                compared = [n for n in found if n in stored]
+                wrong = [n for n in compared if found[n] != stored[n]]
+                for n in wrong:
+                    self._refuse(n, fault.format(stored[n], found[n]))
+                correct = f"{len(compared) - len(wrong)} correct"
+                expected = f"of {len(compared)} in metadata"
+                passed = not wrong if compared else None
+                self._note(name, correct, expected, passed)
+        name, found = "damaged or faulty records", f"{num_faulty:,}"
+        self._note(name, found, "0", not num_faulty)
+        self._judge_statistics()
+
+    def _judge_statistics(self) -> None:
+        """Compares statistics with the metadata and with the rules."""
+        statistics, rules, metadata = (
+            self.statistics,
+            self.rules,
+            self._metadata,
+        )
+        num_examples = statistics["num_examples"]
+        num_rows, num_tokens, num_masked = (
+            int(statistics[name].sum())
+            for name in ("row_lengths", "tokens", "replacements")
+        )
+        inspected = set(map(posixpath.basename, self.shards))
+        for name, found, key in (
+            ("records", num_rows, "num_rows"),
+            ("examples", num_examples, "num_examples"),
+            ("tokens", num_tokens, "num_pieces"),
+            ("masked tokens", num_masked, "num_masked"),
+        ):
+            expected, passed = "", None
+            if metadata is not None:
+                total = getattr(metadata, key)
+                expected, passed = f"{total:,} in metadata", found == total
+                if not metadata.shards.keys() <= inspected:
+                    expected, passed = f"{expected} for all shards", None
+            self._note(name, f"{found:,}", expected, passed)
+        if not num_examples:
+            return
+        # Equal documents have equal labels, since the random numbers are keyed
+        # by the text. So one draw decides the labels of at most this many
+        # examples.
+        num_equal = 1 + (metadata.num_duplicate_documents if metadata else 0)
+        num_label, draws = statistics["num_label"], num_examples / num_equal
+        is_sop = rules.sentence_objective == "sop"
+        compared = [("label 1", num_label, num_examples, 0.5, draws, is_sop)]
+        if num_masked:
+            prob = rules.masked_lm_prob
+            expected = f"{prob:.2%}, rounded per example" if prob else ""
+            fraction = f"{num_masked / num_tokens:.2%}"
+            self._note("fraction masked", fraction, expected)
+            # A random replacement is by chance the original token.
+            chance = 0.1 / (rules.vocab_size - FIRST_ORDINARY_ID)
+            kinds = {
+                "[MASK]": 0.8,
+                "kept": 0.1 + chance,
+                "random": 0.1 - chance,
+            }
+            counts = statistics["replacements"].tolist()
+            compared += [
+                (
+                    f"masked tokens: {kind}",
+                    count,
+                    num_masked,
+                    probability,
+                    num_masked,
+                    rules.has_metadata,
+                )
+                for (kind, probability), count in zip(
+                    kinds.items(), counts, strict=True
+                )
+            ]
+        for name, count, number, probability, draws, is_judged in compared:
+            deviation = math.sqrt(probability * (1 - probability) / draws)
+            tolerance = _MAX_DEVIATIONS * deviation
+            expected = f"{probability:.2%}, plus or minus {tolerance:.2%}"
+            passed = abs(count / number - probability) <= tolerance
+            found = f"{count / number:.2%}"
+            self._note(name, found, expected, passed if is_judged else None)
+        num_text = statistics["tokens"][FIRST_ORDINARY_ID:].sum()
+        unknown = statistics["tokens"][UNK_ID] / max(1, num_text)
+        capacity = num_rows * rules.max_seq_length
+        self._note("examples per record", f"{num_examples / num_rows:.2f}")
+        self._note("fraction <unk>", f"{unknown:.2%}")
+        self._note("positions filled", f"{num_tokens / capacity:.2%}")
+
+    def print(self, max_faults: int) -> None:
+        """Prints the table, and the first faults."""
+        widths = [max(len(row[i]) for row in self._table) for i in range(3)]
+        for row in self._table:
+            cells = map(str.ljust, row, widths)
+            print("  ".join([*cells, row[3]]).rstrip())
+        faults = self._file_faults + self._record_faults
+        for fault in faults[:max_faults]:
+            print(f"fault: {fault}")
+        num_more = self.num_faults - max_faults
+        if num_more > 0:
+            print(f"... and {num_more:,} more faults; --max_faults prints more")
+        print()
 
 
 def main(config: InspectConfig) -> int:
@@ -128,31 +325,26 @@ def main(config: InspectConfig) -> int:
 
     Returns:
         0 if no fault is found, else 1.
-
-    Raises:
-        UserError: If there are no records, or if the metadata or the
-            vocabulary of `--spm_model_file` is unreadable.
-        OSError: If the histograms cannot be written.
     """
     config.require("input_file")
     # Text can hold characters that the terminal cannot show.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     sets = [
-        _open_set(directory, shards, config.spm_model_file)
+        RecordSet(directory, shards, config.spm_model_file)
         for directory, shards in _find_shards(config.input_file).items()
     ]
     if config.output_file:
         check_writable(config.output_file)
     _inspect_shards(sets, config)
     for records in sets:
-        _judge_statistics(records)
-        _print_set(records, config)
+        _print_examples(records, config.num_examples)
+        records.print(config.max_faults)
     if config.output_file:
         files.write_bytes(config.output_file, _draw_histograms(sets))
         print(f"histograms: {config.output_file}")
     num_faults = sum(records.num_faults for records in sets)
-    num_failed = sum(f.passed is False for s in sets for f in s.findings)
+    num_failed = sum(records.num_failed for records in sets)
     if num_faults or num_failed:
         print(
             f"NOT passed: {num_failed} lines of the table fail, "
@@ -161,9 +353,6 @@ def main(config: InspectConfig) -> int:
         return 1
     print("all checks passed")
     return 0
-
-
-# --- files -------------------------------------------------------------------
 
 
 def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
@@ -192,63 +381,6 @@ def _list_shards(pattern: str) -> list[str]:
     else:
         found = [files.find(posixpath.join(pattern, name)) for name in names]
     return list(itertools.chain(*found))
-
-
-def _open_set(
-    directory: str, shards: list[str], spm_model_file: str
-) -> RecordSet:
-    """Reads metadata and vocabulary, and compares the files with them."""
-    metadata = None
-    if files.exists(posixpath.join(directory, METADATA_FILE)):
-        metadata = read_metadata(directory)
-    tokenizer, finding = _open_vocabulary(directory, metadata, spm_model_file)
-    known: dict[str, Any] = {}
-    if tokenizer is not None:
-        known = {
-            "vocab_size": tokenizer.vocab_size,
-            "starts_word": tokenizer.starts_word,
-        }
-    if metadata is None:
-        rules = _learn_rules(shards, known)
-    else:
-        described = dataclasses.asdict(metadata) | known
-        names = {field.name for field in dataclasses.fields(RecordRules)}
-        rules = RecordRules(**{n: described[n] for n in names & set(described)})
-    records = RecordSet(
-        directory,
-        shards,
-        metadata,
-        tokenizer,
-        rules,
-        Statistics.empty(rules),
-        [finding],
-    )
-    _check_files(records)
-    return records
-
-
-def _open_vocabulary(
-    directory: str, metadata: RecordsMetadata | None, spm_model_file: str
-) -> tuple[Tokenizer | None, Finding]:
-    """The vocabulary of a set, compared with the metadata."""
-    name = "vocabulary"
-    path = spm_model_file or posixpath.join(directory, TOKENIZER_FILE)
-    try:
-        tokenizer = Tokenizer(path)
-    except UserError as error:
-        if spm_model_file:
-            raise
-        if metadata is None:
-            expected = "none given; word starts are not checked"
-            return None, Finding(name, "unknown", expected)
-        return None, Finding(name, "unreadable", str(error), False)
-    if metadata is None:
-        return tokenizer, Finding(name, path)
-    wanted = metadata.vocabulary_sha256
-    is_equal = tokenizer.sha256 == wanted
-    found, expected = f"sha256 {tokenizer.sha256[:12]}", f"{wanted[:12]} in"
-    finding = Finding(name, found, f"{expected} metadata", is_equal)
-    return (tokenizer if is_equal else None), finding
 
 
 def _read_shards(shards: Sequence[str], number: int) -> list[StoredRecord]:
@@ -280,32 +412,6 @@ def _learn_rules(
     )
 
 
-def _check_files(records: RecordSet) -> None:
-    """Compares the files of the directory with the metadata."""
-    directory = records.directory
-    for name in (UNFINISHED_FILE, posixpath.join("..", UNFINISHED_FILE)):
-        if files.exists(posixpath.join(directory, name)):
-            records.refuse(name, "must not exist; the build is unfinished")
-    found = f"{len(records.shards)} inspected"
-    if records.metadata is None:
-        expected = "no metadata; counts and checksums are not checked"
-        records.note("shards", found, expected)
-        return
-    listed = set(records.metadata.shards)
-    paths = [*files.list_files(directory, _SHARDS), *records.shards]
-    present = {posixpath.basename(path) for path in paths}
-    for name in sorted(listed - present):
-        records.refuse(name, "must exist; the metadata lists it")
-    for name in sorted(present - listed):
-        records.refuse(name, "must not exist; the metadata does not list it")
-    expected = f"{len(listed)} in metadata"
-    found = f"{len(present)}, {found}"
-    records.note("shards", found, expected, listed == present)
-
-
-# --- results -----------------------------------------------------------------
-
-
 def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
     """Inspects all shards in worker processes, and adds the results."""
     tasks = [
@@ -325,132 +431,7 @@ def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
             for path in records.shards:
                 reports[posixpath.basename(path)], size = next(inspected)
                 bar.update(size)
-            _add_reports(records, reports)
-
-
-def _add_reports(
-    records: RecordSet, reports: Mapping[str, ShardReport]
-) -> None:
-    """Adds the results of all shards, compared with the metadata."""
-    for report in reports.values():
-        records.statistics = records.statistics.plus(report.statistics)
-        records.faults += report.faults
-    num_faulty = sum(report.num_faults for report in reports.values())
-    records.num_faults += num_faulty
-    if records.metadata is not None:
-        for name, stored, key, fault in (
-            (
-                "records of each shard",
-                records.metadata.shards,
-                "num_records",
-                "must hold {} records, as in the metadata. Received: {}",
-            ),
-            (
-                "checksums",
-                records.metadata.checksums,
-                "sha256",
-                "must have the SHA-256 of the metadata, {:.12}... "
-                "Received: {:.12}...",
-            ),
-        ):
-            found = {n: getattr(report, key) for n, report in reports.items()}
-            compared = [n for n in found if n in stored]
-            wrong = [n for n in compared if found[n] != stored[n]]
-            for n in wrong:
-                records.refuse(n, fault.format(stored[n], found[n]))
-            records.note(
-                name,
-                f"{len(compared) - len(wrong)} correct",
-                f"of {len(compared)} in metadata",
-                not wrong if compared else None,
-            )
-    found = f"{num_faulty:,}"
-    records.note("damaged or faulty records", found, "0", not num_faulty)
-
-
-def _judge_statistics(records: RecordSet) -> None:
-    """Compares statistics with the metadata and with the rules."""
-    statistics, metadata = records.statistics, records.metadata
-    rules = records.rules
-    num_rows = int(statistics.row_lengths.sum())
-    num_examples = statistics.num_examples
-    num_tokens = int(statistics.tokens.sum())
-    num_masked = int(statistics.replacements.sum())
-    inspected = set(map(posixpath.basename, records.shards))
-    for name, found, key in (
-        ("records", num_rows, "num_rows"),
-        ("examples", num_examples, "num_examples"),
-        ("tokens", num_tokens, "num_pieces"),
-        ("masked tokens", num_masked, "num_masked"),
-    ):
-        expected, passed = "", None
-        if metadata is not None:
-            total = getattr(metadata, key)
-            expected, passed = f"{total:,} in metadata", found == total
-            if not metadata.shards.keys() <= inspected:
-                expected, passed = f"{expected} for all shards", None
-        records.note(name, f"{found:,}", expected, passed)
-    if not num_examples:
-        return
-
-    # Equal documents have equal labels, since the random numbers are keyed by
-    # the text. So one draw decides the labels of at most this many examples.
-    num_equal = 1 + (metadata.num_duplicate_documents if metadata else 0)
-    is_sop = rules.sentence_objective == "sop"
-    num_label, draws = statistics.num_label, num_examples / num_equal
-    compared = [("label 1", num_label, num_examples, 0.5, draws, is_sop)]
-    if num_masked:
-        prob = rules.masked_lm_prob
-        expected = f"{prob:.2%}, rounded per example" if prob else ""
-        fraction = f"{num_masked / num_tokens:.2%}"
-        records.note("fraction masked", fraction, expected)
-        # A random replacement is by chance the original token.
-        chance = 0.1 / (rules.vocab_size - FIRST_ORDINARY_ID)
-        kinds = {"[MASK]": 0.8, "kept": 0.1 + chance, "random": 0.1 - chance}
-        for (kind, probability), count in zip(
-            kinds.items(), statistics.replacements.tolist(), strict=True
-        ):
-            name = f"masked tokens: {kind}"
-            draw = (count, num_masked, probability, num_masked)
-            compared.append((name, *draw, rules.has_metadata))
-    for name, count, number, probability, draws, is_judged in compared:
-        deviation = math.sqrt(probability * (1 - probability) / draws)
-        tolerance = _MAX_DEVIATIONS * deviation
-        expected = f"{probability:.2%}, plus or minus {tolerance:.2%}"
-        passed = abs(count / number - probability) <= tolerance
-        found = f"{count / number:.2%}"
-        records.note(name, found, expected, passed if is_judged else None)
-    num_text = statistics.tokens[FIRST_ORDINARY_ID:].sum()
-    unknown = statistics.tokens[UNK_ID] / max(1, num_text)
-    records.note("examples per record", f"{num_examples / num_rows:.2f}")
-    records.note("fraction <unk>", f"{unknown:.2%}")
-    capacity = num_rows * rules.max_seq_length
-    records.note("positions filled", f"{num_tokens / capacity:.2%}")
-
-
-def _print_set(records: RecordSet, config: InspectConfig) -> None:
-    rules = records.rules
-    print(
-        f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
-        f"objective {rules.sentence_objective or 'unknown'}, {rules.masking} "
-        f"masking, up to {rules.max_examples_per_row} examples per record\n"
-    )
-    _print_examples(records, config.num_examples)
-    marks = {True: "pass", False: "FAIL", None: "note"}
-    rows = [("", "", "found", "expected")]
-    rows += [(marks[f.passed], *f[:3]) for f in records.findings]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for row in rows:
-        cells = map(str.ljust, row, widths)
-        print("  ".join([*cells, row[3]]).rstrip())
-    # Faults of files first; the others stay in order.
-    records.faults.sort(key=lambda fault: fault.record >= 0)
-    for fault in records.faults[: config.max_faults]:
-        print(f"fault: {fault}")
-    num_more = records.num_faults - config.max_faults
-    if num_more > 0:
-        print(f"... and {num_more:,} more faults; --max_faults prints more")
-    print()
+            records.add_reports(reports)
 
 
 # --- examples and histograms -------------------------------------------------
@@ -459,6 +440,11 @@ def _print_set(records: RecordSet, config: InspectConfig) -> None:
 def _print_examples(records: RecordSet, num_examples: int) -> None:
     """Prints the examples of the first records that have no fault."""
     rules = records.rules
+    print(
+        f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
+        f"objective {rules.sentence_objective or 'unknown'}, {rules.masking} "
+        f"masking, up to {rules.max_examples_per_row} examples per record\n"
+    )
     first = _read_shards(records.shards[:1], num_examples)
     rows = check_rows([record.content for record in first], rules)
     numbers = rows.features["input_mask"]
@@ -543,12 +529,12 @@ def _draw_histograms(sets: Sequence[RecordSet]) -> bytes:
         len(sets), 2, figsize=(11, 3.75 * len(sets)), squeeze=False
     )
     for (lengths, pieces), records in zip(grid, sets, strict=True):
-        counts = records.statistics.row_lengths
+        counts = records.statistics["row_lengths"]
         lengths.set_title(records.directory, loc="left")
         lengths.hist(np.arange(len(counts)), bins=40, weights=counts)
         lengths.set_xlabel("tokens of a record")
         lengths.set_ylabel("records")
-        counts = records.statistics.tokens.copy()
+        counts = records.statistics["tokens"].copy()
         counts[:FIRST_ORDINARY_ID] = 0
         ids = np.argsort(counts)[::-1][:_NUM_PIECES].tolist()
         # Matplotlib reads a pair of dollar signs as a formula.

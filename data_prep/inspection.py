@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,9 +45,7 @@ class RecordRules:
     """Rules that every record of a set must follow.
 
     Attributes:
-        max_seq_length, max_predictions_per_seq, masking, packing,
-            max_examples_per_row: As in `RecordsMetadata`.
-        sentence_objective: As in `RecordsMetadata`; "" if unknown.
+        sentence_objective: As the others in `RecordsMetadata`; "" if unknown.
         masked_lm_prob: 0 without metadata.
         starts_word: bool, `(vocab_size,)`; None if unknown.
     """
@@ -77,55 +74,6 @@ class RecordRules:
 # --- a shard -----------------------------------------------------------------
 
 
-class Fault(NamedTuple):
-    """A fault of a file or of one of its records.
-
-    Attributes:
-        what: What must hold and, if known, what was received.
-        record: Number of records before the record; -1 for the file itself.
-        offset: Number of bytes before the record.
-    """
-
-    path: str
-    what: str
-    record: int = -1
-    offset: int = 0
-
-    def __str__(self) -> str:
-        if self.record < 0:
-            return f"{self.path}: {self.what}"
-        where = f"record {self.record} at byte {self.offset}"
-        return f"{self.path}, {where}: {self.what}"
-
-
-class Statistics(NamedTuple):
-    """Counts over the rows without faults.
-
-    Attributes:
-        num_examples, num_label: Number of examples, and of those with label 1.
-        replacements: int64, `(3,)`, masked tokens that show `[MASK]`, the
-            original token, another token.
-        row_lengths: int64, `(max_seq_length + 1,)`, rows by number of tokens.
-        tokens: int64, `(vocab_size,)`, occurrences of each id before masking.
-    """
-
-    num_examples: int
-    num_label: int
-    replacements: np.ndarray
-    row_lengths: np.ndarray
-    tokens: np.ndarray
-
-    @classmethod
-    def empty(cls, rules: RecordRules) -> "Statistics":
-        """The statistics of no rows."""
-        sizes = 3, rules.max_seq_length + 1, rules.vocab_size
-        return cls(0, 0, *(np.zeros(n, np.int64) for n in sizes))
-
-    def plus(self, other: "Statistics") -> "Statistics":
-        """The sum of both, which must have the same lengths."""
-        return Statistics(*map(operator.add, self, other))
-
-
 @dataclasses.dataclass
 class ShardReport:
     """The result of the inspection of a shard.
@@ -134,13 +82,20 @@ class ShardReport:
         faults: The first faults, sorted by record.
         num_records: Number of records, damaged ones included.
         sha256: Digest of the file.
+        statistics: Of the rows without faults; see `_count_rows`.
     """
 
-    statistics: Statistics
-    faults: list[Fault] = dataclasses.field(default_factory=list)
+    faults: list[str] = dataclasses.field(default_factory=list)
     num_faults: int = 0
     num_records: int = 0
     sha256: str = ""
+    statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def add(statistics: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds numbers and arrays by name."""
+    for name, values in more.items():
+        statistics[name] = statistics.get(name, 0) + values
 
 
 def inspect_shard(
@@ -164,26 +119,29 @@ def inspect_shard(
 def _inspect_once(
     path: str, rules: RecordRules, max_faults: int
 ) -> ShardReport:
-    report = ShardReport(Statistics.empty(rules))
+    report = ShardReport()
     batch_size = max(16, _TOKENS_PER_BATCH // rules.max_seq_length)
     with open_existing(path, "rb") as stored:
         file = _DigestedFile(stored)
         records = read_records(file)
-        while batch := list(itertools.islice(records, batch_size)):
+        is_end = False
+        while not is_end:
+            batch = list(itertools.islice(records, batch_size))
+            is_end = not batch
             intact = [record for record in batch if not record.fault]
             rows = check_rows([record.content for record in intact], rules)
             faults = {r.number: r.fault for r in batch if r.fault}
             faults |= {intact[i].number: w for i, w in rows.faults.items()}
             report.faults += [
-                Fault(path, faults[r.number], r.number, r.offset)
+                f"{path}, record {r.number} at byte {r.offset}: "
+                f"{faults[r.number]}"
                 for r in batch
                 if r.number in faults
             ]
             del report.faults[max_faults:]
             report.num_faults += len(faults)
             report.num_records += len(batch)
-            counted = _count_rows(rows, rules)
-            report.statistics = report.statistics.plus(counted)
+            add(report.statistics, _count_rows(rows, rules))
         while file.read(1 << 20):  # beyond a damaged length
             pass
     report.sha256 = file.digest.hexdigest()
@@ -203,20 +161,28 @@ class _DigestedFile:
         return block
 
 
-def _count_rows(rows: "CheckedRows", rules: RecordRules) -> Statistics:
+def _count_rows(rows: "CheckedRows", rules: RecordRules) -> dict[str, Any]:
+    """Counts examples, and those with label 1; the others are int64 arrays.
+
+    - replacements, `(3,)`: masked tokens that show `[MASK]`, the original
+      token, another token;
+    - row_lengths, `(max_seq_length + 1,)`: rows by number of tokens;
+    - tokens, `(vocab_size,)`: occurrences of each id before masking.
+    """
     is_token = rows.features["input_mask"] > 0
     shown = rows.features["input_ids"][rows.is_masked]
     is_mask = shown == MASK_ID
     is_kept = shown == rows.restored[rows.is_masked]
     kinds = is_mask, is_kept, ~is_mask & ~is_kept
     size = rules.max_seq_length + 1
-    return Statistics(
-        num_examples=int(rows.features["input_mask"].max(axis=1).sum()),
-        num_label=int(rows.features[SENTENCE_LABEL].sum()),
-        replacements=np.array([kind.sum() for kind in kinds]),
-        row_lengths=np.bincount(is_token.sum(axis=1), minlength=size),
-        tokens=np.bincount(rows.restored[is_token], minlength=rules.vocab_size),
-    )
+    tokens = rows.restored[is_token]
+    return {
+        "num_examples": int(rows.features["input_mask"].max(axis=1).sum()),
+        "num_label": int(rows.features[SENTENCE_LABEL].sum()),
+        "replacements": np.array([kind.sum() for kind in kinds]),
+        "row_lengths": np.bincount(is_token.sum(axis=1), minlength=size),
+        "tokens": np.bincount(tokens, minlength=rules.vocab_size),
+    }
 
 
 # --- messages ----------------------------------------------------------------
