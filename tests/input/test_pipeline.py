@@ -1,5 +1,5 @@
 import dataclasses
-import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -79,77 +79,82 @@ def stored_rows(files, config):
     )
 
 
-def test_epochs_hold_each_record_once_in_different_orders(records, config):
-    count = records.num_records
-    stream = rows(take(records, config, 0, -(-2 * count // 8)))
-    stored = stored_rows(records.files, config.data)
-    epochs = stream[:count], stream[count : 2 * count]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(stored)
-    assert epochs[0] != stored, "records must be shuffled"
-    assert epochs[0] != epochs[1]
+def numbered(directory, *sets):
+    """Sets of shards of these sizes, whose records are 0, 1, 2, ..."""
+    numbers = itertools.count()
+    counts, files = {}, []
+    for sizes in sets:
+        files.append(())
+        for size in sizes:
+            name = str(directory / f"{len(counts)}.tfrecord")
+            with open(name, "wb") as file, TFRecordWriter(file) as writer:
+                for number in itertools.islice(numbers, size):
+                    writer.write(bytes([number]))
+            counts[name] = size
+            files[-1] += (name,)
+    return RecordSet(counts, tuple(files))
 
 
-def test_files_and_the_records_within_them_are_shuffled(records, config):
-    """With blocks of one record, each file is read in its stored order."""
-    count = records.num_records
-    batches = -(-4 * count // 8)
-    stored = [stored_rows([file], config.data) for file in records.files]
-
-    def files_in_order(stream):
-        # Two files may hold the same short example.
-        return [
-            next(i for i, rows in enumerate(stored) if row in rows)
-            for row in stream
-            if sum(row in rows for rows in stored) == 1
-        ]
-
-    stream = rows(take(records, config, 0, batches, shuffle_block_size=1))
-    orders = set()
-    for epoch in range(4):
-        part = stream[epoch * count : (epoch + 1) * count]
-        order = list(dict.fromkeys(files_in_order(part)))
-        assert part == [row for file in order for row in stored[file]]
-        orders.add(tuple(order))
-    assert len(orders) > 1
-
-    shuffled = rows(take(records, config, 0, count // 8))
-    first_file = [row for row in shuffled if row in stored[0]]
-    assert first_file != [row for row in stored[0] if row in first_file]
+def stream(records, position, count, lane=0, **settings):
+    """The numbers of `count` records of a lane, from a position on."""
+    data = DataConfig(**{"global_batch_size": 2, **settings})
+    read = pipeline.shuffled_stream(
+        pipeline.Lane.of(lane, records, data, 7),
+        position,
+        tf.data.TFRecordDataset,
+    )
+    return [record[0] for record in read.take(count).as_numpy_iterator()]
 
 
-def test_each_block_epoch_and_lane_is_shuffled_differently(tmp_path):
-    """One shard in each lane, which is read in blocks of eight records."""
-    files = tuple(str(tmp_path / f"{lane}.tfrecord") for lane in range(2))
-    for name in files:
-        with open(name, "wb") as file, TFRecordWriter(file) as writer:
-            for number in range(16):
-                writer.write(bytes([number]))
-    records = RecordSet(dict.fromkeys(files, 16), (files,))
-    data = DataConfig(global_batch_size=2, input_lanes=2, shuffle_block_size=16)
-    orders = []
-    for number in range(2):
-        stream = pipeline.shuffled_stream(
-            pipeline.Lane.of(number, records, data, 7),
-            0,
-            tf.data.TFRecordDataset,
-        )
-        read = [record[0] for record in stream.take(32).as_numpy_iterator()]
-        blocks = [read[begin : begin + 8] for begin in range(0, 32, 8)]
-        for block, first in zip(blocks, (0, 8, 0, 8), strict=True):
-            assert sorted(block) == list(range(first, first + 8))
-            orders.append(tuple(n - first for n in block))
-    assert len(set(orders)) == 2 * 2 * 2
+def test_shards_and_blocks_are_shuffled_in_each_epoch_and_lane(tmp_path):
+    """Two shards of sixteen records in each lane, in blocks of eight."""
+    records = numbered(tmp_path, [16] * 4)
+    settings = {"input_lanes": 2, "shuffle_block_size": 16}
+    orders, shards = [], []
+    for lane, own in enumerate(([0, 2], [1, 3])):
+        read = np.array(stream(records, 0, 96, lane, **settings))
+        for epoch in np.split(read, 3):
+            for block in np.split(epoch, 4):
+                first = block.min()
+                assert sorted(block) == list(range(first, first + 8))
+                orders.append(tuple(block - first))
+            shards.append(list(dict.fromkeys((epoch // 16).tolist())))
+            assert sorted(shards[-1]) == own
+            assert sorted(epoch) == [16 * n + i for n in own for i in range(16)]
+    assert len(set(orders)) == len(orders) == 24
+    assert len(set(map(tuple, shards))) > 2
 
 
-@pytest.mark.parametrize("epochs", [0, 0.3, 1, 2.5])
+@pytest.mark.parametrize(
+    "sets", [[(5, 9, 4)], [(7,), (3,)], [(2,), (0,), (20, 9), (1,)]]
+)
+def test_sets_alternate_wherever_the_stream_starts(tmp_path, sets):
+    """In proportion to their sizes; each record occurs once in an epoch. A set
+    may have no records left in the last block."""
+    records = numbered(tmp_path, *sets)
+    size = records.num_records
+    in_order = stream(records, 0, 2 * size, shuffle_block_size=1)
+    ends = np.cumsum([sum(sizes) for sizes in sets])
+    for epoch in np.split(np.array(in_order), 2):
+        assert sorted(epoch) == list(range(size))
+        of_sets = np.searchsorted(ends, epoch, "right")
+        for number, sizes in enumerate(sets):
+            seen = np.cumsum(of_sets == number)
+            expected = np.arange(1, size + 1) * sum(sizes) / size
+            assert np.abs(seen - expected).max() < len(sets)
+    for block_size in 1, 8:
+        settings = {"shuffle_block_size": block_size}
+        straight = stream(records, 0, 2 * size + 9, **settings)
+        for start in (1, size // 2, size - 1, size, size + 2):
+            found = stream(records, start, size, **settings)
+            assert found == straight[start : start + size]
+
+
 def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
-    records, config, epochs
+    records, config
 ):
-    step = int(epochs * records.num_records / 8) + 1
-    straight = rows(take(records, config, 0, step + 5))
-    resumed = rows(take(records, config, step, 5))
-
-    assert resumed == straight[step * 8 :]
+    straight = rows(take(records, config, 0, 20))
+    assert rows(take(records, config, 12, 8)) == straight[12 * 8 :]
 
 
 LANES = {"global_batch_size": 12, "input_lanes": 3}
@@ -190,23 +195,6 @@ def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
     assert rows(together) == rows(take(some, config, 9, 3, **settings))
 
 
-def test_each_lane_fills_its_rows_from_its_own_shards(records, config):
-    """Shuffled, and each record once in an epoch of the lane."""
-    counts = records.counts.values()
-    batches = take(records, config, 0, -(-max(counts) // 4), **LANES)
-    for lane, (file, count) in enumerate(
-        zip(records.files, counts, strict=True)
-    ):
-        of_lane = [
-            row
-            for batch in batches
-            for row in rows([batch])[4 * lane : 4 * lane + 4]
-        ]
-        stored = stored_rows([file], config.data)
-        assert sorted(of_lane[:count]) == sorted(stored)
-        assert of_lane[:count] != stored
-
-
 def test_a_host_reads_no_shards_of_other_lanes(records, config):
     gone = [f"{file}-of-another-host" for file in records.files]
     gone[1] = records.files[1]
@@ -218,87 +206,6 @@ def test_a_host_reads_no_shards_of_other_lanes(records, config):
     assert take(others_gone, config, 0, 2, second, **LANES)
     with pytest.raises(tf.errors.NotFoundError):
         take(others_gone, config, 0, 2, first, **LANES)
-
-
-@pytest.fixture(scope="module")
-def joined(tiny_records, config):
-    """Three sets: two shards, one shard, and the few held-out records."""
-    one, two, three = sorted((tiny_records / "train").glob("*.tfrecord"))
-    config = config.replace(
-        input_file=(),
-        dataset=(
-            f"large={one},{three}",
-            f"small={two}",
-            f"few={tiny_records}/eval/*.tfrecord",
-        ),
-        data_schedule="0:large+small+few",
-    )
-    found = find_training_data(config)
-    return found.phases[0].records
-
-
-def sets_of(stream, records, config):
-    """Number of the set of each row; None for a row that two sets hold."""
-    stored = [set(stored_rows(files, config.data)) for files in records.sets]
-
-    def set_of(row):
-        held = [number for number, rows in enumerate(stored) if row in rows]
-        return held[0] if len(held) == 1 else None
-
-    return [set_of(row) for row in stream]
-
-
-def test_joined_sets_alternate_in_proportion_to_their_sizes(joined, config):
-    total = joined.num_records
-    batches = take(joined, config, 0, -(-2 * total // 8), shuffle_block_size=1)
-    stream = rows(batches)
-    stored = stored_rows(joined.files, config.data)
-    assert sorted(stream[:total]) == sorted(stored)
-    assert sorted(stream[total : 2 * total]) == sorted(stored)
-
-    sizes = [
-        sum(joined.counts[file] for file in files) for files in joined.sets
-    ]
-    assert len(set(sizes)) == 3
-    numbers = np.array(sets_of(stream, joined, config))
-    unknown = np.cumsum(numbers == None)  # noqa: E711
-    assert unknown[-1] < len(stream) / 20
-    for number, size in enumerate(sizes):
-        seen = np.cumsum(numbers == number)
-        for end in range(total):
-            expected = (end + 1) * size / total
-            # `num_of_sets` rounds the numbers of the sets before this one.
-            assert expected - 2 - unknown[end] <= seen[end] <= expected + 2
-
-
-def test_the_batch_of_a_step_of_a_mixture_does_not_depend_on_the_start(
-    joined, config
-):
-    """Also in the last blocks, when a set may have no records left."""
-    batches = functools.partial(take, joined, config, shuffle_block_size=50)
-    epoch = joined.num_records // 8
-    straight = rows(batches(0, 2 * epoch))
-    for step in (3, epoch // 2, epoch - 7, epoch - 1, epoch, epoch + 2):
-        assert rows(batches(step, 3)) == straight[step * 8 : step * 8 + 24]
-
-
-@pytest.mark.parametrize("sizes", [(7, 3), (3, 7, 5), (2, 0, 40, 1), (1, 0)])
-def test_the_numbers_of_sets_grow_by_one_and_end_at_the_sizes(records, sizes):
-    """`num_of_sets(n)` splits the first n records of an epoch by set."""
-    files = tuple("abcd"[: len(sizes)])
-    counts = dict(zip(files, sizes, strict=True))
-    sets = tuple((file,) for file in files)
-    mixture = dataclasses.replace(records, counts=counts, sets=sets)
-    total = sum(sizes)
-    numbers = np.array([mixture.num_of_sets(n) for n in range(total + 1)])
-    assert numbers[0].tolist() == [0] * len(sizes)
-    assert numbers[-1].tolist() == list(sizes)
-    steps = np.diff(numbers, axis=0)
-    assert set(steps.ravel()) <= {0, 1}
-    assert (steps.sum(axis=1) == 1).all()
-
-    in_proportion = np.arange(total + 1)[:, np.newaxis] * sizes / total
-    assert np.abs(numbers - in_proportion).max() < len(sizes)
 
 
 def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):

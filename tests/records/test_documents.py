@@ -16,7 +16,6 @@ from albert_tf.records.documents import (
     Answer,
     Question,
     WindowMaker,
-    _best_window,
     align,
     find_answers,
     split,
@@ -97,61 +96,32 @@ def test_windows_cover_the_document_in_steps_of_the_stride(
     assert all(end < num_tokens for _, end in spans[:-1])
 
 
-@hypothesis.given(st.integers(1, 60), st.integers(2, 20), st.integers(1, 19))
-def test_a_token_counts_in_the_window_of_its_largest_context(
-    num_tokens, room, stride
-):
-    """The expected window follows from the definition, token by token."""
-    spans = split(num_tokens, room, stride)
-    for token, found in enumerate(_best_window(spans, num_tokens)):
-        contexts = [
-            min(token - begin, end - 1 - token) + 0.01 * (end - begin)
-            if begin <= token < end
-            else -1
-            for begin, end in spans
-        ]
-        assert found == contexts.index(max(contexts))
-
-
 @pytest.mark.parametrize(
-    ("document", "answer"),
+    ("document", "text", "found"),
     [
-        ("The  Café\u0301s of “Zu\u0308rich”.", "Zu\u0308rich"),
-        ("İstanbul and ΑΘΗΝΑΣ, ½ ﬁne", "½ ﬁne"),
-        ("In 2011,\u3000the \uff21\uff22 tower", "2011"),
-        ("한국의 수도는 서울이다", "한국의"),
-        ("a\u00a0b\nc", "b\nc"),
+        # Accents, case, compatibility characters and white space.
+        ("The  Café\u0301s of “Zu\u0308rich”.", "Zu\u0308rich", ""),
+        ("İstanbul and ΑΘΗΝΑΣ, ½ ﬁne", "½ ﬁne", ""),
+        ("In 2011,\u3000the \uff21\uff22 tower", "2011", ""),
+        ("한국의 수도는 서울이다", "한국의", ""),
+        ("a\u00a0b\nc", "b\nc", ""),
+        ("a b c d e f", "dog", "does not have the answer"),
+        ("a b c d e f", " ", "no tokens"),
+        ("a b c d e f g h i", "b c d e f g h", "no window has all"),
     ],
 )
-def test_an_answer_comes_back_through_the_normalisation(
-    tokenizer, document, answer
-):
-    """Accents, case, compatibility characters and white space."""
+def test_an_answer_comes_back_or_has_a_reason(tokenizer, document, text, found):
     question = Question(
-        "q",
-        "Which?",
-        document,
-        (Answer(answer, document.index(answer)),),
-        False,
+        "q", "Which?", document, (Answer(text, document.find(text)),)
     )
-    windows = WindowMaker(tokenizer, TaskConfig(), 128).make(question)
-    assert windows.text_of(*windows.answer) == answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
-        (Answer("dog", 3), "does not have the answer"),
-        (Answer(" ", 1), "no tokens"),
-        (Answer("b c d e f", 2), "no window has all of the answer"),
-    ],
-)
-def test_an_answer_that_is_not_found_has_a_reason(tokenizer, answer, problem):
     config = TaskConfig(max_query_length=2)
-    question = Question("q", "Which one", "a b c d e f", (answer,), False)
-    windows = WindowMaker(tokenizer, config, 9).make(question)
-    assert problem in windows.problem
-    assert windows.answer is None and windows.answer_in(0) == (0, 0)
+    maker = WindowMaker(tokenizer, config, 11 if found else 128)
+    windows = maker.make(question)
+    assert found in windows.problem
+    if found:
+        assert windows.answer is None and windows.answer_in(0) == (0, 0)
+    else:
+        assert windows.text_of(*windows.answer) == text
 
 
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
@@ -330,52 +300,43 @@ def test_candidates_are_scored_by_start_and_end(tokenizer):
     )
 
 
-def test_impossible_spans_are_no_candidates(tokenizer):
-    """Start after end, more than `max_answer_length` tokens, and tokens of the
-    question or separators."""
-    found = answer(
-        tokenizer,
-        logits(p1=9, p2=9, p5=8, p3=7, p9=9),
-        logits(p1=9, p4=8, p6=7, p9=9),
-    )
-    assert [c.text for c in found.candidates][:2] == ["three four", "one two"]
-
-
-def test_a_text_is_a_candidate_once(tokenizer):
-    scores = logits(p3=5, p5=6)
-    found = answer(tokenizer, scores, scores, document="two or two")
-    assert [c.text for c in found.candidates][:1] == ["two"]
-    assert (found.candidates[0].begin, found.candidates[0].score) == (7, 12)
-    assert len({c.text for c in found.candidates}) == len(found.candidates)
-
-
-def test_the_null_score_is_the_least_of_all_windows(tokenizer):
-    """One window that contains an answer is enough."""
-    config = TaskConfig(max_query_length=4, doc_stride=2)
-    scores = np.zeros((2, 8))
-    scores[:, 0] = [4, 3]
-    scores[0, 4] = 1  # "two"
-    found = answer(tokenizer, scores, scores, config=config)
-    assert (found.candidates[0].text, found.null_odds) == ("two", 6 - 2)
+@pytest.mark.parametrize(
+    ("starts", "ends", "document", "best"),
+    [
+        # Start after end, more than `max_answer_length` tokens, and tokens of
+        # the question or separators.
+        (
+            {"p1": 9, "p2": 9, "p5": 8, "p3": 7, "p9": 9},
+            {"p1": 9, "p4": 8, "p6": 7, "p9": 9},
+            DOCUMENT,
+            [("three four", 15), ("one two", 15)],
+        ),
+        # A text is a candidate once.
+        ({"p3": 5, "p5": 6}, {"p3": 5, "p5": 6}, "two or two", [("two", 12)]),
+        # Neither an empty document nor a combining mark has an answer.
+        ({}, {}, "", [("", -1e6)]),
+        ({}, {}, "\u0301", [("", -1e6)]),
+    ],
+)
+def test_impossible_or_equal_spans_are_no_candidates(
+    tokenizer, starts, ends, document, best
+):
+    found = answer(tokenizer, logits(**starts), logits(**ends), document)
+    candidates = [(c.text, c.score) for c in found.candidates]
+    assert candidates[: len(best)] == best
+    assert len({text for text, _ in candidates}) == len(candidates)
 
 
 def test_a_span_counts_only_in_the_window_of_its_largest_context(tokenizer):
-    """Windows of tokens 0 to 3 and 2 to 5. "four" is the last token of the
-    first one, so only its score in the second one counts."""
-    config = TaskConfig(max_query_length=4, doc_stride=2, max_answer_length=1)
-    scores = np.zeros((2, 8))
-    scores[0, 6] = 9  # "four" in the first window
-    scores[1, 4] = 1  # "four" in the second window
-    scores[0, 3] = 2  # "one"
+    """Windows of tokens 0 to 3, 1 to 4 and 2 to 5: "three" and "four" count in
+    the first of two windows with as much context. The null score is the least
+    of all windows: one that contains an answer is enough."""
+    config = TaskConfig(max_query_length=4, doc_stride=1, max_answer_length=1)
+    scores = np.zeros((3, 8))
+    scores[0, [3, 5, 6]] = 2, 1, 9  # one, three, four
+    scores[1, 4] = scores[2, 4] = 9  # three; four
+    scores[:, 0] = 4, 3, 5
     found = answer(tokenizer, scores, scores, config=config)
     best = [(c.text, c.score) for c in found.candidates[:2]]
-    assert best == [("one", 4), ("four", 2)]
-
-
-@pytest.mark.parametrize("document", ["", "\u0301"])
-def test_a_question_without_candidates_has_the_empty_answer(
-    tokenizer, document
-):
-    """Neither an empty document nor one of a combining mark has an answer."""
-    found = answer(tokenizer, logits(), logits(), document=document)
-    assert found.text() == "" and found.null_odds > 1e5
+    assert best == [("one", 4), ("three", 2)]
+    assert (found.null_score, found.null_odds) == (6, 6 - 4)

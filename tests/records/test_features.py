@@ -59,39 +59,34 @@ PACKED = dataclasses.replace(
 )
 
 
-def test_features_equal_those_of_google_research_albert():
-    """Names, dtypes and lengths in its create_pretraining_data.py."""
-    shape = SequenceConfig(max_seq_length=12, max_predictions_per_seq=4)
-    assert {f.name: (f.dtype, f.length(shape)) for f in FEATURES} == {
-        "input_ids": ("int64", 12),
-        "input_mask": ("int64", 12),
-        "segment_ids": ("int64", 12),
-        "token_boundary": ("int64", 12),
-        "masked_lm_positions": ("int64", 4),
-        "masked_lm_ids": ("int64", 4),
-        "masked_lm_weights": ("float32", 4),
-        "next_sentence_labels": ("int64", 1),
-    }
-
-
-def test_a_packed_record_has_slots_for_its_largest_number_of_examples():
-    """K slots for examples, and P + K - 1 for masked tokens."""
+def test_records_have_the_features_of_google_research_albert():
+    """Names, dtypes and lengths in its create_pretraining_data.py, and ids of
+    the special pieces. A packed record has K slots for examples, and P + K - 1
+    for masked tokens."""
     shape = SequenceConfig(
         max_seq_length=12, max_predictions_per_seq=4, max_examples_per_row=3
     )
-    assert {f.name: (f.dtype, f.length(shape)) for f in PACKED_FEATURES} == {
-        "input_ids": ("int64", 12),
-        "input_mask": ("int64", 12),
-        "segment_ids": ("int64", 12),
-        "token_boundary": ("int64", 12),
-        "masked_lm_positions": ("int64", 6),
-        "masked_lm_ids": ("int64", 6),
-        "masked_lm_weights": ("float32", 6),
-        "next_sentence_positions": ("int64", 3),
-        "next_sentence_labels": ("int64", 3),
-        "next_sentence_weights": ("float32", 3),
-        "example_numbers": ("int64", 3),
+    rows = {
+        "input_ids": ("int64", 12, 12),
+        "input_mask": ("int64", 12, 12),
+        "segment_ids": ("int64", 12, 12),
+        "token_boundary": ("int64", 12, 12),
+        "masked_lm_positions": ("int64", 4, 6),
+        "masked_lm_ids": ("int64", 4, 6),
+        "masked_lm_weights": ("float32", 4, 6),
+        "next_sentence_positions": ("int64", 0, 3),
+        "next_sentence_labels": ("int64", 1, 3),
+        "next_sentence_weights": ("float32", 0, 3),
+        "example_numbers": ("int64", 0, 3),
     }
+    for features, column in (FEATURES, 1), (PACKED_FEATURES, 2):
+        assert {f.name: (f.dtype, f.length(shape)) for f in features} == {
+            name: (row[0], row[column])
+            for name, row in rows.items()
+            if row[column]
+        }
+    ids = {piece: number for number, piece in enumerate(SPECIAL_PIECES)}
+    assert ids == {"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 
 
 def test_a_record_holds_masks_only_if_they_are_static():
@@ -101,11 +96,6 @@ def test_a_record_holds_masks_only_if_they_are_static():
         assert dynamic == [
             f.name for f in features if not f.name.startswith("masked_lm")
         ]
-
-
-def test_special_pieces_have_the_ids_of_google_research_albert():
-    ids = {piece: number for number, piece in enumerate(SPECIAL_PIECES)}
-    assert ids == {"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 
 
 @pytest.mark.parametrize("metadata", [METADATA, PACKED])

@@ -112,31 +112,6 @@ def test_every_word_is_masked_equally_often():
     np.testing.assert_allclose(rates[ends], mean, rtol=0.15)
 
 
-def test_masked_tokens_are_replaced_80_10_10():
-    rng = np.random.default_rng(3)
-    ids, boundary = make_rows(rng, 4000, 64)
-    masked = mask(ids, boundary)
-    rows, slots = np.nonzero(masked.weights)
-    positions = masked.positions[rows, slots]
-    originals = masked.ids[rows, slots]
-    np.testing.assert_array_equal(originals, ids[rows, positions])
-    replaced = masked.input_ids[rows, positions]
-    as_mask = replaced == MASK_ID
-    as_before = replaced == originals
-    num = len(rows)
-    assert num > 20_000
-    for rate, expected in (
-        (as_mask.mean(), 0.8),
-        (as_before.mean(), 0.1 + 0.1 / (VOCAB_SIZE - 5)),
-        ((~as_mask & ~as_before).mean(), 0.1),
-    ):
-        sigma = np.sqrt(expected * (1 - expected) / num)
-        assert abs(rate - expected) < 4.5 * sigma
-    others = masked.input_ids.copy()
-    others[rows, positions] = ids[rows, positions]
-    np.testing.assert_array_equal(others, ids)
-
-
 def test_random_replacements_are_uniform_over_ordinary_pieces():
     """Ids 5 to 16 of a vocabulary of 17 pieces, each with probability 1/12."""
     rng = np.random.default_rng(4)
