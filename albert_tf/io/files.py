@@ -66,11 +66,38 @@ def find(pattern: str, remote_directories: bool = False) -> list[str]:
             return [path for path in paths if not tf.io.gfile.isdir(path)]
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
-    matches = set(glob.glob(pattern, recursive=True))
+    matches = set(_glob(pattern))
     directory = os.path.dirname(pattern)
     if not matches and not glob.has_magic(directory):
         _check_directory(directory)
     return sorted(path for path in matches if os.path.isfile(path))
+
+
+def _glob(pattern: str) -> Iterator[str]:
+    """As `glob.glob`, but `**` enters each directory once, whatever its links.
+
+    Two links to a parent directory would otherwise give 2^40 paths.
+    """
+    if pattern.endswith("/**"):
+        pattern += "/*"
+    top, found, rest = f"./{pattern}".partition("/**/")
+    if not found:
+        yield from glob.iglob(pattern)
+        return
+    entered = set()
+    top = top.removeprefix("./") or "/"
+    for start in glob.iglob(top):
+        for directory, names, _ in os.walk(start, followlinks=True):
+            real = os.path.realpath(directory)
+            if real in entered:
+                names.clear()
+                continue
+            entered.add(real)
+            names[:] = sorted(n for n in names if not n.startswith("."))
+            where = directory
+            if start == ".":
+                where = directory[2:]
+            yield from _glob(os.path.join(glob.escape(where), rest))
 
 
 def list_files(directory: str, pattern: str) -> list[str]:
