@@ -31,7 +31,6 @@ from albert_tf.interop.weight_names import (
 )
 from albert_tf.io.files import exists
 from albert_tf.runs.checkpoint_files import READING_ERRORS
-from albert_tf.runs.checkpoint_index import check_index
 
 CONFIG_FILE = "albert_config.json"
 INDEX_SUFFIX = ".index"
@@ -65,7 +64,6 @@ def read(path: str, step: int = 0) -> ModelWeights:
         directories.append(posixpath.join(module, "assets"))
     config = _read_config(prefix, directories)
     try:
-        check_index(prefix)
         objective, arrays, steps = _read_variables(prefix, config)
     except UserError:  # a ValueError
         raise

@@ -35,7 +35,6 @@ from albert_tf.io.files import (
     read_again_if_damaged,
     write_text,
 )
-from albert_tf.runs.checkpoint_index import check_index
 
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
@@ -231,7 +230,6 @@ def _read_values(
     _check_files(checkpoint)
     prefix = posixpath.join(checkpoint.path, VARIABLES)
     try:
-        check_index(prefix)
         reader = tf.train.load_checkpoint(prefix)
     except READING_ERRORS as error:
         raise TornCheckpointError(first_line(error)) from None

@@ -14,7 +14,6 @@ import json
 import math
 import pathlib
 import shutil
-import struct
 import tarfile
 import tracemalloc
 
@@ -32,7 +31,7 @@ from albert_tf.io import files, tfrecord
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs import checkpoint_files, checkpoint_index
+from albert_tf.runs import checkpoint_files
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from data_prep.text import read_lines
 from tests.helpers.conversion import write_published
@@ -321,74 +320,6 @@ def test_changed_google_checkpoints_are_read_or_refused(tmp_path):
     assert len(list(directory.iterdir())) == 4
     for path in directory.iterdir():
         fuzz_file(path, 75, google_albert.read, str(directory))
-
-
-# Bytes of a file that become others: where as a fraction of it, and new value.
-BYTES = st.lists(
-    st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)),
-    min_size=1,
-    max_size=3,
-)
-
-
-def test_an_index_with_valid_checksums_is_read_or_refused(tmp_path):
-    """Without `check_index`, TensorFlow ends the process."""
-    directory = tmp_path / "model"
-    write_published(random_weights(ModelConfig.from_dict(CONFIG)), directory)
-    (path,) = directory.glob("*.index")
-    content = path.read_bytes()
-    # The footer begins with the offset of the block after that of the entries.
-    assert content[-48] & 128 and not content[-47] & 128
-    end = (content[-47] << 7 | content[-48] & 127) - 4
-    assert content[end:][:4] == checksum_of(content[:end])
-
-    @fuzz(600)
-    @hypothesis.given(BYTES)
-    def check(changes):
-        entries = bytearray(content[:end])
-        for where, value in changes:
-            entries[int(where * (end - 1))] = value
-        path.write_bytes(
-            entries + checksum_of(bytes(entries)) + content[end + 4 :]
-        )
-        refuse_or_read(google_albert.read, str(directory))
-
-    check()
-
-
-def test_names_of_an_index_are_limited(tmp_path):
-    """Each of 20,000 names is the one before it, and one more letter."""
-
-    def varint(number):
-        return bytes(
-            [number & 127 | 128, number >> 7 & 127 | 128, number >> 14]
-        )
-
-    def stored(block):
-        block += b"\0"
-        return block + checksum_of(block)
-
-    one_restart = struct.pack("<II", 0, 1)
-    names = b"".join(varint(n) + b"\1\0a" for n in range(20_000)) + one_restart
-    handle = varint(0) + varint(len(names))
-    handles = b"\0\1" + bytes([len(handle)]) + b"z" + handle + one_restart
-    tables = stored(names) + stored(handles)
-    footer = b"\0\0" + varint(len(names) + 5) + varint(len(handles))
-    (tmp_path / "a.index").write_bytes(
-        tables + footer.ljust(40, b"\0") + checkpoint_index._MAGIC
-    )
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match="have more than"):
-            checkpoint_index.check_index(str(tmp_path / "a"))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2 * checkpoint_index._MAX_BYTES
-
-
-def checksum_of(block):
-    return tfrecord.masked_crc32c(block).to_bytes(4, "little")
 
 
 def test_changed_vocabularies_are_read_or_refused(tmp_path):
