@@ -13,13 +13,8 @@ over separate shards, the lanes; lane k of W fills rows [k * B / W, (k + 1) * B
 The batch does not depend on the number of replicas, hosts or restarts. So a
 checkpoint needs no state of the pipeline. (Iterators cannot be saved under
 strategies.) `batch_stream` leaves out the batches that rollbacks skip.
-
-`record_format` defines how a record becomes an example. `synthetic_dataset`
-replaces records, to measure the cost of the input. `iterate` opens a
-distributed dataset.
 """
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +24,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig
 from albert_tf.input.record_format import (
     Batch,
@@ -88,41 +82,32 @@ def training_dataset(
             return batch
         return record_format.finish(batch, positions, seed)
 
-    def read_lane(lane: Lane, buffer_bytes: int) -> tf.data.Dataset:
-        stream = shuffled_stream(
-            lane,
-            first_batch * lane.width,
-            functools.partial(
-                _read_files,
-                records=lane.records,
-                buffer_bytes=buffer_bytes,
-            ),
-        )
-        # In a thread of its own: one thread reads about 100,000 records/s.
-        return stream.batch(lane.width, drop_remainder=True).prefetch(1)
-
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        name, batch_size = "global_batch_size", config.global_batch_size
-        rows = _rows_of_host(name, batch_size, context)
+        batch_size = config.global_batch_size
+        rows = _rows_of_host(batch_size, context)
         width = batch_size // config.input_lanes
         numbers = range(rows.start // width, -(-rows.stop // width))
         buffer_bytes = max(
             READ_BUFFER_BYTES // len(numbers), SMALLEST_BUFFER_BYTES
         )
-        lanes = [
-            read_lane(Lane.of(n, records, config, seed), buffer_bytes)
-            for n in numbers
+        # In threads of their own: one thread reads about 100,000 records/s.
+        parts = [
+            shuffled_stream(
+                lane,
+                first_batch * width,
+                functools.partial(_read_files, lane.records, buffer_bytes),
+            )
+            .batch(width, drop_remainder=True)
+            .prefetch(1)
+            for lane in (Lane.of(n, records, config, seed) for n in numbers)
         ]
-        batches = tf.data.Dataset.zip(*lanes).map(
+        batches = tf.data.Dataset.zip(*parts).map(
             lambda *parts: tf.concat(parts, axis=0)
         )
+        batches = batches.enumerate(first_batch)
+        first_row = numbers.start * width
         return _parse_per_replica(
-            batches.enumerate(first_batch),
-            name,
-            batch_size,
-            parse,
-            context,
-            first_row=numbers.start * width,
+            batches, batch_size, parse, context, first_row
         )
 
     return make
@@ -151,7 +136,7 @@ def evaluation_dataset(
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         batches = (
-            _read_files(tf.constant(records.files), records, READ_BUFFER_BYTES)
+            _read_files(records, READ_BUFFER_BYTES, tf.constant(records.files))
             .batch(batch_size)
             .take(num_batches)
             .map(fill)
@@ -159,7 +144,6 @@ def evaluation_dataset(
         )
         return _parse_per_replica(
             batches,
-            "eval_batch_size",
             batch_size,
             lambda serialized, _: parse_intact(
                 serialized, record_format, config
@@ -178,11 +162,7 @@ def synthetic_dataset(
     """Returns one batch of random numbers, again and again.
 
     The devices do the same work as on real records, and never wait for input.
-
-    Args:
-        config: Batch size and lengths.
-        limits: Exclusive upper bounds of integer features, by name; the bound
-            is 2 for a feature that is not listed.
+    Integers are below the `limits` of their features, which are 2 if not given.
     """
 
     def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -235,10 +215,7 @@ class Lane(NamedTuple):
         )
 
     def shards_between(self, first: int, last: int) -> Iterator[str]:
-        """Yields the shards of the lane's records number `first` to `last`.
-
-        The stream reads complete blocks.
-        """
+        """Yields the shards of the blocks of records `first` to `last`."""
         records, seed, block_size, _ = self
         size = records.num_records
         for epoch in range(first // size, last // size + 1):
@@ -277,14 +254,6 @@ def shuffled_stream(
     records, seed, block_size, _ = lane
     first_epoch, offset = divmod(position, records.num_records)
 
-    def shuffle_block(
-        epoch: tf.Tensor, index: tf.Tensor, block: tf.Tensor
-    ) -> tf.Tensor:
-        key = tf.random.experimental.stateless_fold_in(
-            _epoch_key(seed, epoch), index
-        )
-        return tf.random.experimental.stateless_shuffle(block, seed=key)
-
     @tf.autograph.experimental.do_not_convert
     def epoch_from(
         epoch: tf.Tensor,
@@ -292,6 +261,12 @@ def shuffled_stream(
         skips: Sequence[int],
         first_block: int,
     ) -> tf.data.Dataset:
+        def shuffle(index: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+            key = tf.random.experimental.stateless_fold_in(
+                _epoch_key(seed, epoch), index
+            )
+            return tf.random.experimental.stateless_shuffle(block, seed=key)
+
         sets = [
             read_files(files).skip(skip)
             for files, skip in zip(ordered_files, skips, strict=True)
@@ -300,7 +275,7 @@ def shuffled_stream(
             _alternating(sets, records, first_block * block_size)
             .batch(block_size)
             .enumerate(start=first_block)
-            .map(lambda index, block: shuffle_block(epoch, index, block))
+            .map(shuffle)
             .unbatch()
         )
 
@@ -338,12 +313,7 @@ def shuffled_stream(
 def _alternating(
     sets: Sequence[tf.data.Dataset], records: RecordSet, position: int
 ) -> tf.data.Dataset:
-    """Alternates between the records of all sets, from a position on.
-
-    Args:
-        sets: The records of each set from this position on.
-        position: Number of records of the epoch before this position.
-    """
+    """Alternates between the records of all sets, from `position` on."""
     if len(sets) == 1:
         return sets[0]
 
@@ -367,9 +337,7 @@ def _epoch_key(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def _read_files(
-    files: tf.Tensor,
-    records: RecordSet,
-    buffer_bytes: int,
+    records: RecordSet, buffer_bytes: int, files: tf.Tensor
 ) -> tf.data.Dataset:
     """Reads the serialized records of files, one file after another.
 
@@ -392,7 +360,6 @@ def _read_files(
 
 def _parse_per_replica(
     batches: tf.data.Dataset,
-    name: str,
     batch_size: int,
     parse: Callable[[tf.Tensor, tf.Tensor], Batch],
     context: tf.distribute.InputContext,
@@ -403,14 +370,12 @@ def _parse_per_replica(
     Args:
         batches: Pairs of the number of a batch and its serialized records, at
             least those of the rows of this host.
-        name: The setting that holds the batch size, for errors.
         batch_size: Number of records in a global batch.
         parse: Parses a per-replica batch from its serialized records and their
             positions in the stream, both `(per_replica_batch_size,)`.
-        first_row: The row in the global batch of the first record of
-            `batches`.
+        first_row: The row of the first record of `batches`.
     """
-    rows = _rows_of_host(name, batch_size, context)
+    rows = _rows_of_host(batch_size, context)
     per_replica = batch_size // context.num_replicas_in_sync
     records_of_host = slice(rows.start - first_row, rows.stop - first_row)
 
@@ -445,12 +410,10 @@ def _parse_per_replica(
 
 
 def _rows_of_host(
-    name: str, batch_size: int, context: tf.distribute.InputContext
+    batch_size: int, context: tf.distribute.InputContext
 ) -> range:
     """The rows of a global batch that the replicas of this host use."""
-    num_replicas = context.num_replicas_in_sync
-    per_replica = per_replica_batch_size(name, batch_size, num_replicas)
-    per_host = num_replicas // context.num_input_pipelines * per_replica
+    per_host = batch_size // context.num_input_pipelines
     first = context.input_pipeline_id * per_host
     return range(first, first + per_host)
 
@@ -479,23 +442,16 @@ def iterate(batches: tf.distribute.DistributedDataset) -> Any:
     function of TensorFlow is replaced while they are made. If a release lacks
     that function, processes may end late.
     """
-    with _device_datasets_without_autotuning():
-        return iter(batches)
-
-
-@contextlib.contextmanager
-def _device_datasets_without_autotuning() -> Iterator[None]:
     name = "_create_device_dataset"
     create = getattr(multi_device_iterator_ops, name, None)
     if create is None:
-        yield
-        return
-    setattr(
-        multi_device_iterator_ops,
-        name,
-        lambda *args: _without_autotuning(create(*args)),
-    )
+        return iter(batches)
+
+    def create_without_autotuning(*args: Any) -> tf.data.Dataset:
+        return _without_autotuning(create(*args))
+
+    setattr(multi_device_iterator_ops, name, create_without_autotuning)
     try:
-        yield
+        return iter(batches)
     finally:
         setattr(multi_device_iterator_ops, name, create)
