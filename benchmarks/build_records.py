@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from albert_tf.config import flags, setting
 from albert_tf.records.features import read_metadata
-from data_prep.builder.examples import TRAIN
 from data_prep.config import RecordsConfig
+from data_prep.segments import TRAIN
 from data_prep.text import find_inputs
 
 

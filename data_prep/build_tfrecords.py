@@ -20,7 +20,7 @@ training draw other masks in each epoch, with a tenth of the disk space:
 # TensorFlow is not imported here: each worker process imports this module.
 
 from albert_tf.config import flags
-from data_prep.builder.build import build_records
+from data_prep.build import build_records
 from data_prep.config import RecordsConfig
 
 

@@ -14,9 +14,9 @@ from albert_tf.records.features import (
     read_metadata,
 )
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder import build as builder
-from data_prep.builder.examples import EVAL, TRAIN
-from data_prep.builder.shards import unigram_entropy
+from data_prep import build as builder
+from data_prep.segments import EVAL, TRAIN
+from data_prep.shards import unigram_entropy
 from tests.helpers.small_builds import (
     LENGTH,
     PREDICTIONS,

@@ -6,7 +6,7 @@ import pytest
 
 from albert_tf.errors import UserError
 from albert_tf.io.artifact import Artifact, check_writable
-from data_prep.builder import directory
+from data_prep import build as builder
 from tests.helpers.small_builds import build, read_files
 
 
@@ -31,7 +31,7 @@ def artifact(inputs_sha256, **settings):
 
 
 def find_missing(output_dir, records):
-    return directory.find_missing_shards(str(output_dir), records, records, [])
+    return builder.find_missing_shards(str(output_dir), records, records, [])
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*"])
@@ -42,7 +42,7 @@ def test_only_the_shards_and_notes_of_another_build_are_removed(tmp_path, name):
         output_dir.mkdir()
         fill(output_dir)
     before = read_files(other)
-    directory.begin_build(str(own), artifact("cd"))
+    builder.begin_build(str(own), artifact("cd"))
     found = read_files(own)
     assert json.loads(found.pop("unfinished.json"))["inputs_sha256"] == "cd"
     assert found == {"train/notes.txt": b"a user's"}

@@ -11,11 +11,10 @@ import unicodedata
 import pytest
 
 from albert_tf.errors import UserError
+from data_prep import build as builder
 from data_prep import build_tfrecords
-from data_prep.builder import build as builder
-from data_prep.builder import directory
-from data_prep.builder.directory import SCRATCH_DIR
-from data_prep.builder.examples import TRAIN
+from data_prep.build import SCRATCH_DIR
+from data_prep.segments import TRAIN
 from tests.helpers.small_builds import build, make_config, read_files
 
 
@@ -93,25 +92,18 @@ def interrupt(*arguments):
 def test_scratch_files_of_other_builds_are_removed_when_a_build_has_examples(
     documents, tmp_path
 ):
+    """Files of the system, e.g. .DS_Store, stay."""
     path = tmp_path / "text.txt"
     path.write_text("Word.", encoding="utf-8")
-    scratch = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
-    scratch.mkdir(parents=True)
+    scratch = tmp_path / "out" / SCRATCH_DIR
+    (scratch / "other" / "units").mkdir(parents=True)
+    (scratch / ".DS_Store").write_text("")
     with pytest.raises(UserError, match="at least two words"):
         build(tmp_path / "out", path, holdout_fraction=0.0)
-    assert scratch.exists()
+    assert (scratch / "other" / "units").exists()
     path.write_text(documents[0], encoding="utf-8")
     build(tmp_path / "out", path, holdout_fraction=0.0)
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}
-
-
-def test_files_among_the_scratch_directories_are_ignored(tmp_path):
-    config = make_config(tmp_path)
-    with directory.open_scratch(config, "key") as scratch:
-        file = tmp_path / SCRATCH_DIR / ".DS_Store"
-        file.write_text("")
-        directory.remove_other_scratch(config, scratch)
-    assert list((tmp_path / SCRATCH_DIR).iterdir()) == [file]
+    assert os.listdir(scratch) == [".DS_Store"]
 
 
 def test_users_have_their_own_scratch_directories_for_remote_records(
@@ -121,7 +113,7 @@ def test_users_have_their_own_scratch_directories_for_remote_records(
     parents = set()
     for user in (1000, 1001):
         monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        parents.add(directory._find_parent(config))
+        parents.add(builder.find_scratch_parent(config))
     assert len(parents) == 2
 
 
@@ -129,20 +121,15 @@ def test_no_build_continues_from_scratch_files_that_were_being_removed(
     tmp_path, monkeypatch
 ):
     config = make_config(tmp_path)
-    unit = tmp_path / SCRATCH_DIR / "key" / "units" / "0000000.spill"
-    for path in (unit, unit.with_suffix(".json")):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
+    scratch = tmp_path / SCRATCH_DIR / "key"
+    scratch.mkdir(parents=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", interrupt)
-        directory.remove_scratch(config, "key")
-    with directory.open_scratch(config, "key") as scratch:
-        assert not os.listdir(scratch)
-        (tmp_path / SCRATCH_DIR / "key" / "new").write_text("")
-        directory.remove_other_scratch(config, scratch)
-        assert os.listdir(scratch) == ["new"]
-        assert os.listdir(tmp_path / SCRATCH_DIR) == ["key"]
-    assert not os.listdir(tmp_path)
+        builder.remove_scratch(str(scratch), config)
+    assert not scratch.exists()
+    scratch.mkdir()
+    builder.remove_other_scratch(str(scratch), config)
+    assert os.listdir(scratch.parent) == ["key"]
 
 
 def test_scratch_dir_keeps_files_of_others(built, text_file, tmp_path):
@@ -231,7 +218,7 @@ def test_spill_files_of_the_wrong_size_are_written_again(
     path.write_text(text, encoding="utf-8")
     config = make_config(tmp_path / "out", path)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(builder.directory, "begin_build", interrupt)
+        patch.setattr(builder, "begin_build", interrupt)
         build_tfrecords.main(config)
     scratch = tmp_path / "out" / SCRATCH_DIR
     for kind in ("units", "duplicates"):

@@ -18,8 +18,8 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.masking import mask_rows
 from data_prep import packing
-from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.packing import BestFit, largest_mask_counts, pack_rows
+from data_prep.segments import EVAL, TRAIN
 from tests.helpers import small_builds
 from tests.helpers.small_builds import build, read_files
 

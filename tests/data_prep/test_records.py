@@ -5,14 +5,13 @@ import tensorflow as tf
 
 from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder.examples import (
+from data_prep.config import RecordsConfig
+from data_prep.segments import (
     HEADER,
     UnmaskedExamples,
     token_dtype,
 )
-from data_prep.builder.serialization import serialize_examples
-from data_prep.builder.shards import make_records
-from data_prep.config import RecordsConfig
+from data_prep.shards import make_records, serialize_examples
 
 VOCABULARY = "tests/testdata/30k-clean.model"
 LENGTH = 12

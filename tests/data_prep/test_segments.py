@@ -6,9 +6,11 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from data_prep.builder.examples import EVAL, TRAIN, choose_split
-from data_prep.builder.segments import (
+from data_prep.segments import (
+    EVAL,
     SKIPPED_CHUNKS,
+    TRAIN,
+    choose_split,
     cut_long_sentences,
     pair_segments,
 )

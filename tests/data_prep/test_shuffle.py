@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from data_prep.builder.examples import (
+from data_prep.segments import (
     HEADER,
     UnmaskedExamples,
     token_dtype,
 )
-from data_prep.builder.shuffle import SpillFiles
+from data_prep.shuffle import SpillFiles
 
 DTYPE = token_dtype(30000)
 NUM_SHARDS = 3

@@ -20,11 +20,7 @@ import numpy as np
 
 from albert_tf.io import files
 from albert_tf.records.array_ops import random_bits
-from data_prep.builder.examples import (
-    HEADER,
-    UnmaskedExamples,
-    count_tokens,
-)
+from data_prep.segments import HEADER, UnmaskedExamples, count_tokens
 
 # Bytes of examples sorted at a time. Sorting takes several times the memory.
 _RANGE_BYTES = 64 << 20
@@ -34,26 +30,18 @@ _COUNTS = np.dtype([("examples", "<u8"), ("tokens", "<u8")])
 
 
 class _Part(NamedTuple):
-    """Consecutive examples of a shard in a spill file.
-
-    Attributes:
-        keys: uint64, `(examples,)`, increasing.
-        token_ends: int64, `(examples,)`, index after the last token of each
-            example.
-        headers_at: Offset of the first header, in bytes.
-        tokens_at: Offset of the first token, in bytes.
-    """
+    """Consecutive examples of a shard in a spill file; offsets are in bytes."""
 
     path: str
-    keys: np.ndarray
-    token_ends: np.ndarray
     headers_at: int
+    num_examples: int
     tokens_at: int
+    num_tokens: int
 
     def read_headers(self) -> np.ndarray:
         """Returns `HEADER`, `(examples,)`."""
         return np.fromfile(
-            self.path, HEADER, len(self.keys), offset=self.headers_at
+            self.path, HEADER, self.num_examples, offset=self.headers_at
         )
 
 
@@ -78,17 +66,15 @@ class SpillFiles(NamedTuple):
         Args:
             shards: int64, `(examples,)`; the shard number of each example.
         """
-        order = np.lexsort((examples.headers["key"], shards))
-        examples = examples.take(order)
         counts = np.zeros(self.num_shards, _COUNTS)
         counts["examples"] = np.bincount(shards, minlength=self.num_shards)
         counts["tokens"] = np.bincount(
-            shards[order], weights=examples.lengths, minlength=self.num_shards
+            shards, weights=examples.lengths, minlength=self.num_shards
         )
+        examples = examples.take(np.lexsort((examples.headers["key"], shards)))
         with files.atomic_write(path) as file:
-            file.write(counts.tobytes())
-            file.write(examples.headers.tobytes())
-            file.write(examples.tokens.tobytes())
+            for array in (counts, *examples):
+                file.write(array.tobytes())
 
     def is_complete(self, path: str) -> bool:
         """Whether a file exists and has the size that its counts imply."""
@@ -96,10 +82,9 @@ class SpillFiles(NamedTuple):
             return False
         counts = np.fromfile(path, _COUNTS, self.num_shards)
         # Python integers: the counts of a damaged file may be of any size.
-        num_examples = sum(counts["examples"].tolist())
-        num_tokens = sum(counts["tokens"].tolist())
-        size = counts.nbytes + num_examples * HEADER.itemsize
-        size += num_tokens * self.dtype.itemsize
+        size = counts.nbytes
+        size += sum(counts["examples"].tolist()) * HEADER.itemsize
+        size += sum(counts["tokens"].tolist()) * self.dtype.itemsize
         return (
             len(counts) == self.num_shards and files.count_bytes(path) == size
         )
@@ -118,9 +103,21 @@ class SpillFiles(NamedTuple):
             The examples of increasing ranges of keys. Examples with equal keys
             are in the same range.
         """
-        for parts in self._read_ranges(paths, shard):
+        for parts in self._find_ranges(paths, shard):
             examples = UnmaskedExamples.concatenate(
-                (self._read_examples(part) for part in parts), self.dtype
+                (
+                    UnmaskedExamples(
+                        part.read_headers(),
+                        np.fromfile(
+                            part.path,
+                            self.dtype,
+                            part.num_tokens,
+                            offset=part.tokens_at,
+                        ),
+                    )
+                    for part in parts
+                ),
+                self.dtype,
             )
             yield examples.take(_sort(examples.headers))
 
@@ -128,70 +125,49 @@ class SpillFiles(NamedTuple):
         self, paths: Sequence[str], shard: int
     ) -> Iterator[np.ndarray]:
         """Yields the headers of the examples that `read_shard` yields."""
-        for parts in self._read_ranges(paths, shard):
+        for parts in self._find_ranges(paths, shard):
             headers = np.concatenate([part.read_headers() for part in parts])
             yield headers[_sort(headers)]
 
-    def _read_ranges(
+    def _find_ranges(
         self, paths: Sequence[str], shard: int
-    ) -> Iterator[list[_Part]]:
-        """Yields the parts of a shard, by increasing ranges of keys."""
-        opened = [self._open_part(path, shard) for path in paths]
-        parts = [part for part in opened if part is not None]
-        num_bytes = sum(
-            len(p.keys) * HEADER.itemsize
-            + int(p.token_ends[-1]) * self.dtype.itemsize
-            for p in parts
-        )
-        num_ranges = max(1, -(-num_bytes // self.range_bytes))
-        begins = [0] * len(parts)
-        for number in range(1, num_ranges + 1):
-            found = []
-            for i, part in enumerate(parts):
-                end = len(part.keys)
-                if number < num_ranges:
-                    bound = np.uint64((number << 64) // num_ranges)
-                    end = int(np.searchsorted(part.keys, bound))
-                if end > begins[i]:
-                    found.append(self._slice(part, begins[i], end))
-                begins[i] = end
-            if found:
-                yield found
-
-    def _open_part(self, path: str, shard: int) -> _Part | None:
-        """Returns the part of a shard; None if the file has none."""
-        counts = np.fromfile(path, _COUNTS, self.num_shards)
-        num_examples = int(counts["examples"][shard])
-        if not num_examples:
-            return None
-        examples_before = int(counts["examples"][:shard].sum())
-        tokens_before = int(counts["tokens"][:shard].sum())
-        header_bytes = int(counts["examples"].sum()) * HEADER.itemsize
-        headers_at = counts.nbytes + examples_before * HEADER.itemsize
-        tokens_at = counts.nbytes + header_bytes
-        tokens_at += tokens_before * self.dtype.itemsize
-        headers = np.fromfile(path, HEADER, num_examples, offset=headers_at)
-        token_ends = np.cumsum(count_tokens(headers))
-        keys = headers["key"].copy()
-        return _Part(path, keys, token_ends, headers_at, tokens_at)
-
-    def _slice(self, part: _Part, begin: int, end: int) -> _Part:
-        """Returns the examples from `begin` to `end`."""
-        tokens_before = int(part.token_ends[begin - 1]) if begin else 0
-        return _Part(
-            part.path,
-            part.keys[begin:end],
-            part.token_ends[begin:end] - tokens_before,
-            part.headers_at + begin * HEADER.itemsize,
-            part.tokens_at + tokens_before * self.dtype.itemsize,
-        )
-
-    def _read_examples(self, part: _Part) -> UnmaskedExamples:
-        num_tokens = int(part.token_ends[-1])
-        tokens = np.fromfile(
-            part.path, self.dtype, num_tokens, offset=part.tokens_at
-        )
-        return UnmaskedExamples(part.read_headers(), tokens)
+    ) -> list[list[_Part]]:
+        """Returns the parts of a shard, by increasing ranges of keys."""
+        sizes = np.array([HEADER.itemsize, self.dtype.itemsize])
+        # Of each file and shard: bytes of headers, and bytes of tokens.
+        num_bytes = [
+            np.fromfile(path, _COUNTS, self.num_shards)
+            .view("<u8")
+            .reshape(-1, 2)
+            .astype(np.int64)
+            * sizes
+            for path in paths
+        ]
+        total = sum(int(found[shard].sum()) for found in num_bytes)
+        num_ranges = max(1, -(-total // self.range_bytes))
+        bounds = [(n << 64) // num_ranges for n in range(1, num_ranges)]
+        ranges: list[list[_Part]] = [[] for _ in range(num_ranges)]
+        for path, found in zip(paths, num_bytes, strict=True):
+            headers_at, tokens_at = _COUNTS.itemsize * self.num_shards + (
+                found[:shard].sum(axis=0) + [0, found[:, 0].sum()]
+            )
+            num_examples = int(found[shard, 0]) // HEADER.itemsize
+            headers = np.fromfile(path, HEADER, num_examples, offset=headers_at)
+            ends = np.searchsorted(headers["key"], np.array(bounds, np.uint64))
+            token_ends = np.append(0, np.cumsum(count_tokens(headers)))
+            begin = 0
+            for parts, end in zip(ranges, [*ends, len(headers)], strict=True):
+                if end > begin:
+                    part = _Part(
+                        path,
+                        headers_at + begin * HEADER.itemsize,
+                        end - begin,
+                        tokens_at + token_ends[begin] * self.dtype.itemsize,
+                        token_ends[end] - token_ends[begin],
+                    )
+                    parts.append(part)
+                begin = end
+        return [parts for parts in ranges if parts]
 
 
 def count_earlier_equals(headers: np.ndarray) -> np.ndarray:

@@ -1,0 +1,799 @@
+"""Builds the records of `python -m data_prep.build_tfrecords`.
+
+1. Each unit of work, a few MB of text, becomes a spill file of unmasked
+   examples.
+2. The duplicate documents of each shard are counted, and their examples are
+   written to additional spill files with other keys.
+3. Each shard is read from all spill files and written.
+
+Each file is written atomically, and finished work is not repeated, so that an
+interrupted build continues. Spill files of the wrong size are written again.
+
+`unfinished.json` is written before the first shard, and removed after the last
+file. It identifies the build, so that a later build can decide whether the
+shards are its own; if not, it needs `overwrite`. While a build removes the
+shards of another one, the file names no build. Notes in `unfinished/` describe
+the content of complete shards.
+
+The name of the scratch directory is a digest of the inputs and settings, so
+that an interrupted build continues from its files. It is removed when the build
+is finished.
+"""
+
+# TensorFlow is not imported here: each worker process imports this module.
+
+import contextlib
+import dataclasses
+import functools
+import glob
+import hashlib
+import json
+import os
+import posixpath
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from albert_tf.errors import UserError, name_faults
+from albert_tf.io import files
+from albert_tf.io.artifact import Artifact, check_writable
+from albert_tf.io.ownership import Owner, own
+from albert_tf.records.features import (
+    METADATA_FILE,
+    TOKENIZER_FILE,
+    UNFINISHED_FILE,
+    read_metadata,
+    sha256_of,
+)
+from albert_tf.records.tokenization import Tokenizer
+from data_prep.config import RecordsConfig
+from data_prep.processes import Processes, show_progress
+from data_prep.segments import (
+    EVAL,
+    TRAIN,
+    UnmaskedExamples,
+    group_by_size,
+    make_examples,
+    token_dtype,
+)
+from data_prep.shards import (
+    NOTES_DIR,
+    BuiltRecords,
+    Shard,
+    ShardResult,
+    choose_shards,
+    describe_split,
+    find_finished,
+    list_shards,
+    write_shard,
+)
+from data_prep.shuffle import (
+    SpillFiles,
+    count_earlier_equals,
+    rekey_duplicates,
+)
+from data_prep.text import (
+    BLOCK_BYTES,
+    Source,
+    describe_breaking,
+    find_inputs,
+    find_versions,
+    read_documents,
+)
+
+# By sentence objective; increased when the same text and settings give other
+# examples. The digest of a build contains it as "schema_version".
+_EXAMPLES_VERSION = {"sop": 2, "nsp": 3, "none": 2}
+
+# Bounds of the size of a unit, in characters of text. Between them, the number
+# of units is enough to keep many processes busy.
+_LARGEST_UNIT = 8 << 20
+_SMALLEST_UNIT = 64 << 10
+_TARGET_NUM_UNITS = 256
+
+# Largest number of characters of a unit with all its copies. Memory holds up to
+# three copies of their tokens, at two bytes per token.
+_LARGEST_COPIES = 64 << 20
+
+# Kinds of spill files, each in a directory of its name.
+_UNITS, _DUPLICATES = "units", "duplicates"
+
+SCRATCH_DIR = ".build_tfrecords_scratch"
+
+# A directory gets this suffix before its files are removed. If the process is
+# killed meanwhile, no build continues from the rest.
+_REMOVED_SUFFIX = ".removed"
+
+
+def build_records(config: RecordsConfig) -> None:
+    """Builds records, unless the output directory has them already.
+
+    Raises:
+        UserError: For text, a vocabulary or an output directory that cannot
+            be used.
+    """
+    config.require("output_dir", "spm_model_file")
+    if config.runner == "dask":
+        config = _make_paths_absolute(config)
+    warning = config.describe_missing_predictions()
+    if warning:
+        logging.warning("%s", warning)
+    output_dir = config.output_dir
+    tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
+    sources = find_inputs(config)
+    # Finished records may be on a medium that is not writable.
+    is_finished = files.exists(
+        posixpath.join(output_dir, TRAIN, METADATA_FILE)
+    ) and not files.exists(posixpath.join(output_dir, UNFINISHED_FILE))
+    if not is_finished:
+        _check_writable(config)
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_progress("checking inputs", num_bytes) as bar:
+        digests = [s.check_and_digest(config, bar.update) for s in sources]
+    inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
+    # Finished records stay valid with other versions of libraries, but one
+    # build must not mix them.
+    versions = find_versions(config)
+    key = sha256_of(json.dumps([inputs_sha256, digests, versions]).encode())
+    scratch = os.path.join(find_scratch_parent(config), key)
+    packing = config.packing_settings()
+    records = Artifact(
+        "output_dir",
+        "records",
+        identity={
+            "inputs_sha256": inputs_sha256,
+            "packing": config.packing,
+            "max_examples_per_row": packing.get("max_examples_per_row"),
+        },
+        settings={
+            **config.result_settings(),
+            "packing": config.packing,
+            **packing,
+            "vocabulary_sha256": tokenizer.sha256,
+            **versions,
+        },
+        overwrite=config.overwrite,
+    )
+    unfinished = dataclasses.replace(
+        records, identity={**records.identity, "versions": versions}
+    )
+    missing = find_missing_shards(
+        output_dir, records, unfinished, list_shards(config)
+    )
+    if missing == []:
+        # The last build may have been interrupted before these removals.
+        _remove_notes(output_dir)
+        remove_scratch(scratch, config)
+        logging.info("%s is up to date", output_dir)
+        return
+
+    _check_writable(config)
+    files.make_directories(output_dir)
+    with own(output_dir) as owner:
+        os.makedirs(scratch, exist_ok=True)
+        with own(scratch):
+            vocabulary = os.path.join(scratch, TOKENIZER_FILE)
+            with files.open_existing(config.spm_model_file, "rb") as file:
+                model = file.read()
+            files.write_bytes(vocabulary, model)
+            built = _build_shards(
+                _make_state(config, vocabulary, scratch),
+                sources,
+                unfinished,
+                owner,
+                _read_checksums(missing or ()),
+            )
+            owner.check()
+            if not missing:
+                _write_metadata(built, config, tokenizer, inputs_sha256, model)
+                files.remove(posixpath.join(output_dir, UNFINISHED_FILE))
+            _remove_notes(output_dir)
+        remove_scratch(scratch, config)
+    if missing:
+        logging.info(
+            "built these missing shards again, with the same bytes: %s",
+            ", ".join(shard.path for shard in missing),
+        )
+
+
+def _make_paths_absolute(config: RecordsConfig) -> RecordsConfig:
+    """Returns settings for workers, which may have other directories."""
+    paths = {"output_dir": config.output_dir, "scratch_dir": config.scratch_dir}
+    absolute: dict[str, Any] = {
+        name: os.path.abspath(path)
+        for name, path in paths.items()
+        if path and not files.is_remote(path)
+    }
+    return dataclasses.replace(config, **absolute)
+
+
+def _check_writable(config: RecordsConfig) -> None:
+    for path in filter(None, (config.output_dir, config.scratch_dir)):
+        check_writable(posixpath.join(path, "writable"))
+
+
+def _digest_inputs(
+    config: RecordsConfig, tokenizer: Tokenizer, digests: Sequence[str]
+) -> str:
+    """Returns a digest of everything that decides the examples."""
+    described = {
+        "settings": config.result_settings(),
+        "schema_version": _EXAMPLES_VERSION[config.sentence_objective],
+        "vocabulary_sha256": tokenizer.sha256,
+        "inputs": digests,
+        **describe_breaking(config),
+    }
+    return sha256_of(json.dumps(described, sort_keys=True).encode())
+
+
+class _State(NamedTuple):
+    """The state that each process makes once for all tasks.
+
+    Attributes:
+        vocabulary: Path of a local copy of the SentencePiece model.
+        scratch: Directory of the spill files. Finished work of an interrupted
+            build with the same inputs is reused.
+        shards: All shards of the build.
+        spilled: How spill files are written and read.
+    """
+
+    config: RecordsConfig
+    vocabulary: str
+    scratch: str
+    tokenizer: Tokenizer
+    shards: list[Shard]
+    spilled: SpillFiles
+
+    def unit_path(self, unit: int) -> str:
+        return os.path.join(self.scratch, _UNITS, f"{unit:07d}.spill")
+
+    def duplicates_path(self, shard: int, number: int) -> str:
+        name = f"{shard:05d}-{number:05d}.spill"
+        return os.path.join(self.scratch, _DUPLICATES, name)
+
+    def are_complete(self, paths: Iterable[str]) -> bool:
+        """Whether spill files exist and have the right size."""
+        return all(map(self.spilled.is_complete, paths))
+
+    def spill_files(self, *kinds: str) -> list[str]:
+        """Returns the spill files of some kinds, sorted within each."""
+        found = []
+        for kind in kinds:
+            pattern = os.path.join(glob.escape(self.scratch), kind, "*.spill")
+            found += sorted(glob.glob(pattern))
+        return found
+
+
+def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
+    tokenizer = Tokenizer(vocabulary, config.do_lower_case)
+    shards = list_shards(config)
+    spilled = SpillFiles(len(shards), token_dtype(tokenizer.vocab_size))
+    return _State(config, vocabulary, scratch, tokenizer, shards, spilled)
+
+
+def _build_shards(
+    state: _State,
+    sources: Sequence[Source],
+    unfinished: Artifact,
+    owner: Owner,
+    checksums: Mapping[Shard, str],
+) -> BuiltRecords:
+    """Builds all shards, or those that finished records lack.
+
+    Args:
+        unfinished: Identifies the build until it is complete.
+        owner: Checked before each change of the output directory.
+        checksums: SHA-256 of the shards that finished records lack; empty for
+            a build of all shards.
+
+    Raises:
+        UserError: If a split would be empty, or if a shard has another SHA-256.
+            Existing records are kept then.
+    """
+    config = state.config
+    with Processes(
+        config.num_workers,
+        _make_state,
+        *(config, state.vocabulary, state.scratch),
+        dask_scheduler=config.dask_scheduler,
+    ) as processes:
+        _make_units(state, sources, processes)
+        num_examples, built = _sum_units(state)
+        _check_not_empty(config, num_examples, built.skipped, sources)
+        _find_duplicates(state, processes, built)
+        owner.check()
+        if not checksums:
+            begin_build(config.output_dir, unfinished)
+            remove_other_scratch(state.scratch, config)
+        _write_shards(
+            state, processes, built, num_examples.total(), owner, checksums
+        )
+    return built
+
+
+# --- 1. units -----------------------------------------------------------------
+
+
+def _make_units(
+    state: _State, sources: Sequence[Source], processes: Processes
+) -> None:
+    """Writes the spill file of every unit."""
+    finished_path = os.path.join(state.scratch, "units.json")
+    finished = files.load_json_if_any(finished_path) or {}
+    if "units" in finished and state.are_complete(
+        map(state.unit_path, range(finished["units"]))
+    ):
+        return
+    num_bytes = sum(source.num_bytes for source in sources)
+    unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
+    skipped: Counter[str] = Counter()
+    num_units = num_examples = 0
+    with show_progress("making examples", num_bytes) as bar:
+        documents = read_documents(sources, state.config, bar.update, skipped)
+
+        def tasks() -> Iterator[tuple[int, list[list[str]]]]:
+            nonlocal num_units
+            for unit in group_by_size(documents, unit_size):
+                if not state.are_complete([state.unit_path(num_units)]):
+                    yield num_units, unit
+                num_units += 1
+
+        for made in processes.map(make_unit, tasks()):
+            num_examples += made
+            bar.set_postfix(examples=num_examples, refresh=False)
+    files.write_text(
+        finished_path, json.dumps({"units": num_units, "skipped": skipped})
+    )
+
+
+def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
+    """Returns the number of characters of a unit.
+
+    Args:
+        num_bytes: Stored size of all sources.
+        dupe_factor: Number of copies of the text.
+    """
+    target = max(num_bytes // _TARGET_NUM_UNITS, _SMALLEST_UNIT)
+    return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
+
+
+def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
+    """Writes the spill file of a unit, and returns its number of examples."""
+    unit, documents = task
+    by_split, piece_counts, skipped = make_examples(
+        documents, state.tokenizer, state.config
+    )
+    path = state.unit_path(unit)
+    with files.atomic_write(path + ".token_counts.npy") as file:
+        np.save(file, piece_counts.astype(np.uint32))
+    files.write_text(path + ".json", json.dumps({"skipped": skipped}))
+    examples = UnmaskedExamples.concatenate(
+        by_split.values(), state.spilled.dtype
+    )
+    shards = [
+        choose_shards(state.shards, split, of_split.headers["key"])
+        for split, of_split in by_split.items()
+        if len(of_split.headers)
+    ]
+    # Last, because a complete spill file marks the unit as finished.
+    state.spilled.write(
+        path, examples, np.concatenate([np.empty(0, np.int64), *shards])
+    )
+    return len(examples.headers)
+
+
+def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
+    """Returns the number of examples by split, and the sums over all units."""
+    piece_counts = np.zeros(state.tokenizer.vocab_size, np.int64)
+    finished = files.load_json(os.path.join(state.scratch, "units.json"))
+    skipped = Counter(finished["skipped"])
+    num_examples: Counter[str] = Counter()
+    for path in state.spill_files(_UNITS):
+        piece_counts += np.load(path + ".token_counts.npy")
+        skipped += Counter(files.load_json(path + ".json")["skipped"])
+        sizes = state.spilled.read_counts(path).tolist()
+        for shard, size in zip(state.shards, sizes, strict=True):
+            num_examples[shard.split] += size
+    return num_examples, BuiltRecords(piece_counts, skipped)
+
+
+def _check_not_empty(
+    config: RecordsConfig,
+    num_examples: Mapping[str, int],
+    skipped: Mapping[str, int],
+    sources: Sequence[Source],
+) -> None:
+    """Refuses a corpus that gives no examples for a split."""
+    if not sum(num_examples.values()):
+        raise UserError(
+            "the text must contain a document of at least two words",
+            received=f"{_join_counts(skipped) or 'only blank lines'}, in "
+            + name_faults([source.name for source in sources]),
+        )
+    if config.holdout_fraction and not all(
+        map(num_examples.get, (TRAIN, EVAL))
+    ):
+        raise UserError(
+            "holdout_fraction must leave documents for train/ and for eval/",
+            received=f"{config.holdout_fraction}, which leaves "
+            f"{num_examples.get(TRAIN, 0)} and {num_examples.get(EVAL, 0)} "
+            "examples",
+            remedy="A hash of the text chooses the documents: set a fraction "
+            "that corresponds to several documents, or 0.",
+        )
+
+
+# --- 2. duplicates ------------------------------------------------------------
+
+
+def _find_duplicates(
+    state: _State, processes: Processes, built: BuiltRecords
+) -> None:
+    tasks = range(len(state.shards))
+    with show_progress("comparing documents", len(tasks), "shard") as bar:
+        found = processes.map(_move_duplicates, tasks)
+        for shard, number in zip(state.shards, found, strict=True):
+            built.duplicates[shard.split] += number
+            bar.update(1)
+
+
+def _move_duplicates(state: _State, shard: int) -> int:
+    """Returns the number of duplicate documents of a shard.
+
+    Unless duplicates are dropped, their examples are written to additional
+    spill files with other keys, which may belong to other shards.
+    """
+    finished_path = os.path.join(
+        state.scratch, _DUPLICATES, f"{shard:05d}.json"
+    )
+    finished = files.load_json_if_any(finished_path) or {}
+    if "files" in finished and state.are_complete(
+        state.duplicates_path(shard, n) for n in range(finished["files"])
+    ):
+        return finished["documents"]
+    split = state.shards[shard].split
+    units = state.spill_files(_UNITS)
+    num_examples = num_documents = num_files = 0
+    for headers in state.spilled.read_headers(units, shard):
+        duplicates = headers[count_earlier_equals(headers) > 0]
+        num_examples += len(duplicates)
+        num_documents += int(duplicates["opens_document"].sum())
+    if num_examples and not state.config.deduplicate:
+        for examples in state.spilled.read_shard(units, shard):
+            occurrences = count_earlier_equals(examples.headers)
+            indices = np.flatnonzero(occurrences)
+            moved = rekey_duplicates(
+                examples.take(indices), occurrences[indices]
+            )
+            state.spilled.write(
+                state.duplicates_path(shard, num_files),
+                moved,
+                choose_shards(state.shards, split, moved.headers["key"]),
+            )
+            num_files += 1
+    files.write_text(
+        finished_path,
+        json.dumps({"documents": num_documents, "files": num_files}),
+    )
+    return num_documents
+
+
+# --- 3. shards ----------------------------------------------------------------
+
+
+def _write_shards(
+    state: _State,
+    processes: Processes,
+    built: BuiltRecords,
+    num_examples: int,
+    owner: Owner,
+    checksums: Mapping[Shard, str],
+) -> None:
+    shards = [s for s in state.shards if not checksums or s in checksums]
+
+    def tasks() -> Iterator[tuple[int, str]]:
+        for shard in shards:
+            owner.check()
+            yield state.shards.index(shard), checksums.get(shard, "")
+
+    # With --deduplicate, the total includes the dropped examples.
+    with show_progress("writing shards", num_examples, "example") as bar:
+        written = processes.map(_write_shard, tasks())
+        for shard, result in zip(shards, written, strict=True):
+            built.shards[shard] = result
+            bar.update(result.counts.get("examples", 0))
+
+
+def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
+    """Writes a shard unless an interrupted build has written it."""
+    number, sha256 = task
+    shard = state.shards[number]
+    finished = find_finished(shard, state.config.output_dir)
+    if finished is not None:
+        return finished
+    paths = state.spill_files(_UNITS, _DUPLICATES)
+    # Duplicates are dropped here: unless --deduplicate is set, other spill
+    # files have them with other keys.
+    unique = (
+        part.take(np.flatnonzero(count_earlier_equals(part.headers) == 0))
+        for part in state.spilled.read_shard(paths, number)
+    )
+    return write_shard(shard, unique, state.tokenizer, state.config, sha256)
+
+
+def _write_metadata(
+    built: BuiltRecords,
+    config: RecordsConfig,
+    tokenizer: Tokenizer,
+    inputs_sha256: str,
+    model: bytes,
+) -> None:
+    """Writes vocabulary and metadata of each split, and logs a summary."""
+    for split in (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,):
+        directory = posixpath.join(config.output_dir, split)
+        metadata = describe_split(
+            config, split, built, tokenizer, inputs_sha256
+        )
+        files.write_bytes(posixpath.join(directory, TOKENIZER_FILE), model)
+        files.write_text(
+            posixpath.join(directory, METADATA_FILE), metadata.to_json()
+        )
+        logging.info(
+            "%s: %d documents (%d of them duplicates), %d examples in %d "
+            "records; %.1f %% of the positions filled, %.1f %% of the tokens "
+            "masked, label 1 of %.1f %%; unigram entropy %.3f nats; skipped or "
+            "split: %s",
+            directory,
+            metadata.num_documents,
+            metadata.num_duplicate_documents,
+            metadata.num_examples,
+            metadata.num_rows,
+            100 * metadata.fill,
+            100 * metadata.num_masked / metadata.num_pieces,
+            100 * built.count(split)["label"] / metadata.num_examples,
+            metadata.unigram_entropy_nats,
+            _join_counts(metadata.skipped) or "nothing",
+        )
+
+
+def _join_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
+
+
+# --- the output directory -----------------------------------------------------
+
+
+def find_missing_shards(
+    output_dir: str,
+    records: Artifact,
+    unfinished: Artifact,
+    shards: Sequence[Shard],
+) -> list[Shard] | None:
+    """Returns the shards that the directory lacks of finished records.
+
+    The content of files is checked only with `overwrite`, since this takes as
+    long as reading them.
+
+    Args:
+        records: The records to build.
+        unfinished: The same, with the versions of libraries. Finished records
+            stay valid with others, but one build must not mix them.
+        shards: All shards of the build.
+
+    Returns:
+        An empty list for complete records; None if the directory does not have
+        finished records of this build, or if `overwrite` replaces them.
+
+    Raises:
+        UserError: If the directory has the records of another build, complete
+            or not, or lacks metadata or vocabulary, and `overwrite` is false.
+    """
+    stored = _read_unfinished(output_dir)
+    if stored is not None:
+        path = posixpath.join(output_dir, UNFINISHED_FILE)
+        if stored.get("inputs_sha256"):
+            unfinished.compare(
+                stored,
+                path,
+                otherwise="the text, or the version of build_tfrecords",
+                advice="Continue that build with its settings and text. ",
+            )
+        else:
+            unfinished.compare(
+                stored,
+                _find_first_record(output_dir),
+                otherwise=f"{path} names no build, since an interrupted build "
+                "was about to replace the records",
+            )
+        return None
+    path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
+    try:
+        metadata = files.load_json_if_any(path) or {}
+    except files.DamagedFileError:
+        if not records.overwrite:
+            raise
+        logging.warning("building the records again, since %s is damaged", path)
+        metadata = {}
+    if not records.compare(
+        metadata and {"packing": "none", **metadata},
+        _find_first_record(output_dir),
+        otherwise=f"the text, a setting that {path} does not store, or the "
+        "version of build_tfrecords",
+    ):
+        return None
+    missing = _find_missing(shards)
+    if records.overwrite:
+        faults = missing or _find_damaged(shards)
+        if faults:
+            logging.warning(
+                "building the records again, since these files are missing or "
+                "damaged: %s",
+                name_faults(faults),
+            )
+        return None if faults else []
+    missing_shards = [shard for shard in shards if shard.path in missing]
+    if others := missing[len(missing_shards) :]:
+        raise UserError(
+            "output_dir must hold all files of its records",
+            received=f"no {name_faults(others)}",
+            remedy="Build the records again with --overwrite.",
+        )
+    return missing_shards
+
+
+def begin_build(output_dir: str, unfinished: Artifact) -> None:
+    """Marks the directory as unfinished; removes records of other builds."""
+    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    if unfinished.compare(_read_unfinished(output_dir), ""):
+        return
+    # The file names no build until all other records are removed. If this
+    # process is killed, the next one must not take the rest for its own.
+    files.write_text(path, json.dumps({"inputs_sha256": None}))
+    for other in _find_records(output_dir):
+        files.remove(other)
+    _remove_notes(output_dir)
+    content = {**unfinished.identity, "settings": unfinished.settings}
+    files.write_text(path, json.dumps(content))
+
+
+def _read_checksums(shards: Sequence[Shard]) -> dict[Shard, str]:
+    """Returns the SHA-256 of shards by the metadata of finished records."""
+    read = functools.cache(read_metadata)
+    return {
+        shard: read(posixpath.dirname(shard.path)).checksums[shard.name]
+        for shard in shards
+    }
+
+
+def _remove_notes(output_dir: str) -> None:
+    files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
+
+
+def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
+    """Returns what identifies the unfinished build; None if there is none."""
+    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    try:
+        found = files.load_json_if_any(path)
+    except files.DamagedFileError:
+        found = {}
+    if found is None:
+        return None
+    return {"packing": "none", **(found if isinstance(found, dict) else {})}
+
+
+def _split_dirs(shards: Sequence[Shard]) -> list[str]:
+    return list(dict.fromkeys(posixpath.dirname(s.path) for s in shards))
+
+
+def _find_missing(shards: Sequence[Shard]) -> list[str]:
+    """Returns the files of complete records that do not exist, shards first."""
+    wanted = [shard.path for shard in shards]
+    present = set()
+    for split_dir in _split_dirs(shards):
+        for name in (METADATA_FILE, TOKENIZER_FILE):
+            wanted.append(posixpath.join(split_dir, name))
+        # On gs://, one request for all files.
+        for path in files.list_files(split_dir, "*"):
+            present.add(posixpath.join(split_dir, posixpath.basename(path)))
+    return [path for path in wanted if path not in present]
+
+
+def _find_damaged(shards: Sequence[Shard]) -> list[str]:
+    """Returns the files that do not have the checksums of the metadata."""
+    damaged = []
+    for split_dir in _split_dirs(shards):
+        logging.info("reading %s, to verify its checksums", split_dir)
+        try:
+            metadata = read_metadata(split_dir)
+        except UserError:
+            damaged.append(posixpath.join(split_dir, METADATA_FILE))
+            continue
+        for name, sha256 in {
+            TOKENIZER_FILE: metadata.vocabulary_sha256,
+            **metadata.checksums,
+        }.items():
+            path = posixpath.join(split_dir, name)
+            if _digest_file(path) != sha256:
+                damaged.append(path)
+    return damaged
+
+
+def _digest_file(path: str) -> str:
+    def read() -> str:
+        digest = hashlib.sha256()
+        with files.open_existing(path, "rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+        return digest.hexdigest()
+
+    return files.read_again_if_damaged(read, path)
+
+
+def _find_records(output_dir: str) -> list[str]:
+    """Returns the shards, metadata and vocabulary of any build."""
+    names = METADATA_FILE, TOKENIZER_FILE
+    return [
+        path
+        for split in (TRAIN, EVAL)
+        for pattern in ("*.tfrecord", "*" + files.PARTIAL_SUFFIX, *names)
+        for path in files.list_files(posixpath.join(output_dir, split), pattern)
+    ]
+
+
+def _find_first_record(output_dir: str) -> str:
+    return next(iter(_find_records(output_dir)), "")
+
+
+# --- the scratch directory ----------------------------------------------------
+
+
+def find_scratch_parent(config: RecordsConfig) -> str:
+    """Returns `scratch_dir`, or a default.
+
+    The default is in `output_dir` if that is local, since its file system has
+    space for the records. Otherwise, each user has a directory.
+    """
+    if config.scratch_dir:
+        return config.scratch_dir
+    if files.is_remote(config.output_dir):
+        name = f"{SCRATCH_DIR}_{os.getuid()}"
+        return os.path.join(tempfile.gettempdir(), name)
+    return os.path.join(config.output_dir, SCRATCH_DIR)
+
+
+def remove_scratch(scratch: str, config: RecordsConfig) -> None:
+    """Removes the scratch directory of a build, if it exists."""
+    _remove(scratch)
+    if not config.scratch_dir:
+        # Fails if other builds have scratch directories there.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(scratch))
+
+
+def remove_other_scratch(scratch: str, config: RecordsConfig) -> None:
+    """Removes the scratch directories of other builds of `output_dir`.
+
+    A build calls this when it has marked `output_dir` as its own, so that the
+    other builds cannot continue.
+    """
+    parent, key = os.path.split(scratch)
+    if parent != os.path.join(config.output_dir, SCRATCH_DIR):
+        return  # other output directories may have builds there
+    for other in os.listdir(parent):
+        path = os.path.join(parent, other)
+        # The system may write files, e.g. .DS_Store.
+        if other != key and os.path.isdir(path):
+            logging.info("removing %s, of another build", path)
+            _remove(path)
+
+
+def _remove(scratch: str) -> None:
+    removed = scratch.removesuffix(_REMOVED_SUFFIX) + _REMOVED_SUFFIX
+    if scratch != removed and os.path.exists(scratch):
+        files.remove_directory(removed)
+        os.rename(scratch, removed)
+    files.remove_directory(removed)

@@ -1,1 +1,0 @@
-"""Builds shards of masked, serialized records from documents."""

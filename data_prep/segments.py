@@ -1,0 +1,410 @@
+"""Makes unmasked examples from documents.
+
+A document is a sequence of tokens with marked sentences and words, and a
+segment is a range of tokens. Consecutive sentences are collected into a chunk.
+The chunk is split into two segments, which are cut to the length of an example.
+For sentence-order prediction, the label is 1 exactly if the segments were
+swapped; unlike in google-research/albert, both segments always come from the
+same document.
+
+An unmasked example holds the tokens of its segments and a header. The rest of
+a record (special tokens, padding, masks) follows from them and is added when
+the shard is written. So spill files take about a third of the space of the
+records.
+
+An example depends only on the text of its document and on a key of (seed,
+document, copy). So neither the order of the documents nor the number of
+processes has an influence.
+
+Reference:
+    [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
+"""
+
+# TensorFlow is not imported here: each worker process imports this module.
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from albert_tf.records.array_ops import random_bits, ranges
+from albert_tf.records.tokenization import Tokenizer
+from data_prep.config import RecordsConfig
+from data_prep.text import break_sentences
+
+TRAIN, EVAL = "train", "eval"
+
+SKIPPED_DOCUMENTS = "documents of less than two words"
+SKIPPED_CHUNKS = "chunks of less than two words"
+
+# Characters encoded at a time. This bounds the memory of their tokens, which
+# are first Python objects.
+_CHARACTERS_AT_A_TIME = 1 << 17
+
+# The stored header: a random key, which decides the shard and the position in
+# it; a digest of the document; the lengths of the segments in tokens; the
+# label of the sentence objective; whether the example is the first of its
+# document.
+HEADER = np.dtype(
+    [
+        ("key", "<u8"),
+        ("document", "<u8"),
+        ("first_length", "<u4"),
+        ("second_length", "<u4"),
+        ("label", "u1"),
+        ("opens_document", "u1"),
+    ]
+)
+
+
+class UnmaskedExamples(NamedTuple):
+    """A batch of unmasked examples.
+
+    Attributes:
+        headers: `HEADER`, `(examples,)`.
+        tokens: uint16 or uint32, `(tokens of all examples,)`; for each
+            example the first segment, then the second.
+    """
+
+    headers: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[Self], dtype: np.dtype) -> Self:
+        """Returns the examples of all parts; `dtype` is that of the tokens."""
+        parts = list(parts)
+        return cls(
+            np.concatenate([p.headers for p in parts] or [np.empty(0, HEADER)]),
+            np.concatenate([p.tokens for p in parts] or [np.empty(0, dtype)]),
+        )
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each example; int64, `(examples,)`."""
+        return count_tokens(self.headers)
+
+    def take(self, indices: np.ndarray) -> Self:
+        """Returns some examples, in the order of `indices`."""
+        ends = np.cumsum(self.lengths)
+        begins = (ends - self.lengths)[indices].tolist()
+        slices = [
+            self.tokens[begin:end]
+            for begin, end in zip(begins, ends[indices].tolist(), strict=True)
+        ]
+        return type(self)(
+            self.headers[indices],
+            np.concatenate(slices) if slices else self.tokens[:0],
+        )
+
+
+def count_tokens(headers: np.ndarray) -> np.ndarray:
+    """Returns the number of tokens of each example; int64, `(examples,)`."""
+    lengths = headers["first_length"].astype(np.int64)
+    return lengths + headers["second_length"]
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the smallest type that holds the ids of a vocabulary."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def make_examples(
+    documents: Iterable[list[str]], tokenizer: Tokenizer, config: RecordsConfig
+) -> tuple[dict[str, UnmaskedExamples], np.ndarray, Counter[str]]:
+    """Makes the examples of all copies of some documents.
+
+    Args:
+        documents: The lines of each document.
+
+    Returns:
+        The examples by split, TRAIN and EVAL; the occurrences of each piece in
+        the text, int64, `(vocab_size,)`; and the number of skipped chunks and
+        documents, by reason.
+    """
+    normalized = [
+        [
+            tokenizer.normalize(sentence)
+            for sentence in break_sentences(lines, config)
+        ]
+        for lines in documents
+    ]
+    dtype = token_dtype(tokenizer.vocab_size)
+    piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    skipped: Counter[str] = Counter()
+    parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
+    for group in group_by_size(normalized, _CHARACTERS_AT_A_TIME):
+        encoded = tokenizer.encode_normalized(
+            [sentence for document in group for sentence in document]
+        )
+        piece_counts += np.bincount(encoded.ids, minlength=len(piece_counts))
+        first = begin = 0
+        for document in group:
+            ends = encoded.ends[first : first + len(document)]
+            tokens = slice(begin, int(ends[-1]))
+            split = choose_split(document, config.holdout_fraction)
+            examples = _make_examples_of_document(
+                encoded.ids[tokens].astype(dtype),
+                np.flatnonzero(encoded.word_starts[tokens]),
+                # A sentence may be empty, e.g. if it has only combining marks.
+                np.unique(ends[ends > begin] - begin),
+                _digest("\n".join(document)),
+                config.dupe_factor if split == TRAIN else 1,
+                config,
+                skipped,
+            )
+            if examples is None:
+                skipped[SKIPPED_DOCUMENTS] += 1
+            else:
+                parts[split].append(examples)
+            first += len(document)
+            begin = tokens.stop
+    examples_by_split = {
+        split: UnmaskedExamples.concatenate(examples, dtype)
+        for split, examples in parts.items()
+    }
+    return examples_by_split, piece_counts, skipped
+
+
+def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
+    """Returns TRAIN or EVAL, by a hash of the text of a document.
+
+    Documents that differ only in case or line breaks get the same split.
+    """
+    words_digest = _digest(" ".join(sentences).lower())
+    fraction = int.from_bytes(words_digest[:8], "little") / 2**64
+    return EVAL if fraction < holdout_fraction else TRAIN
+
+
+def group_by_size(
+    documents: Iterable[list[str]], size: int
+) -> Iterator[list[list[str]]]:
+    """Groups documents; all groups but the last have `size` characters."""
+    group: list[list[str]] = []
+    characters = 0
+    for document in documents:
+        group.append(document)
+        characters += sum(map(len, document))
+        if characters >= size:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def _digest(text: str) -> bytes:
+    content = text.encode("utf-8", errors="surrogatepass")
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _make_examples_of_document(
+    ids: np.ndarray,
+    word_starts: np.ndarray,
+    sentence_ends: np.ndarray,
+    document_digest: bytes,
+    num_copies: int,
+    config: RecordsConfig,
+    skipped: Counter[str],
+) -> UnmaskedExamples | None:
+    """Returns the examples of all copies of a document; None if it has none."""
+    if len(word_starts) < 2:
+        return None
+    # [CLS], and a [SEP] after each segment.
+    num_special = 2 if config.sentence_objective == "none" else 3
+    max_num_tokens = config.max_seq_length - num_special
+    ends = cut_long_sentences(sentence_ends, word_starts, max_num_tokens)
+    pairs: list[SegmentPair] = []
+    copy_keys: list[int] = []
+    num_pairs: list[int] = []
+    for copy in range(num_copies):
+        label = f"{config.seed}:{copy}:".encode()
+        key = hashlib.blake2b(label + document_digest, digest_size=8).digest()
+        found = pair_segments(
+            ends,
+            word_starts,
+            objective=config.sentence_objective,
+            max_num_tokens=max_num_tokens,
+            short_seq_prob=config.short_seq_prob,
+            rng=random.Random(key),
+            skipped=skipped,
+        )
+        pairs += found
+        copy_keys.append(int.from_bytes(key, "little"))
+        num_pairs.append(len(found))
+    if not pairs:
+        return None
+    bounds = np.array(pairs, np.int64)
+    headers = np.empty(len(pairs), HEADER)
+    headers["key"] = random_bits(
+        np.repeat(np.array(copy_keys, np.uint64), num_pairs),
+        ranges(np.array(num_pairs)),
+    )
+    headers["document"] = int.from_bytes(document_digest[:8], "little")
+    headers["first_length"] = bounds[:, 1] - bounds[:, 0]
+    headers["second_length"] = bounds[:, 3] - bounds[:, 2]
+    headers["label"] = bounds[:, 4]
+    headers["opens_document"] = np.arange(len(pairs)) == 0
+    slices = [
+        part for a, b, c, d, _label in pairs for part in (ids[a:b], ids[c:d])
+    ]
+    return UnmaskedExamples(headers, np.concatenate(slices))
+
+
+# --- pairs of segments --------------------------------------------------------
+
+# Begin and end of the tokens between [CLS] and the first [SEP], and of those
+# between the first and the second [SEP], which is an empty range if there is no
+# second segment; the label. It is 1 if the second segment precedes the first in
+# the document (sop), or must be replaced by one of another document (nsp).
+SegmentPair = tuple[int, int, int, int, int]
+
+
+def pair_segments(
+    sentence_ends: Sequence[int],
+    word_starts: np.ndarray,
+    *,
+    objective: str,
+    max_num_tokens: int,
+    short_seq_prob: float,
+    rng: random.Random,
+    skipped: Counter[str],
+) -> list[SegmentPair]:
+    """Makes the segment pairs of one pass over a document.
+
+    Args:
+        sentence_ends: Index after the last token of each sentence, strictly
+            increasing; see `cut_long_sentences`.
+        word_starts: int64, increasing; indices of tokens that begin a word.
+        objective: "sop", "nsp", or "none" for a single segment.
+        max_num_tokens: Largest number of tokens of both segments, >= 2.
+        short_seq_prob: Probability that this pass collects shorter chunks,
+            of a random length, so that training sees short inputs.
+        rng: The source of all random decisions of this pass.
+        skipped: Counter of skipped chunks, by reason.
+
+    Returns:
+        Pairs in the order of the document.
+
+    Example:
+        A document of four sentences of 5 tokens, each token a word. Each pair
+        has two sentences, and both pairs are swapped.
+
+        >>> pair_segments(
+        ...     [5, 10, 15, 20],
+        ...     np.arange(20),
+        ...     objective="sop",
+        ...     max_num_tokens=10,
+        ...     short_seq_prob=0.0,
+        ...     rng=random.Random(7),
+        ...     skipped=Counter(),
+        ... )
+        [(5, 10, 0, 5, 1), (15, 20, 10, 15, 1)]
+    """
+    target = max_num_tokens
+    if rng.random() < short_seq_prob:
+        target = rng.randint(2, max_num_tokens)
+    pairs: list[SegmentPair] = []
+    chunk_ends: list[int] = []
+    begin = 0
+    last_end = sentence_ends[-1]
+    for end in sentence_ends:
+        chunk_ends.append(end)
+        if end - begin < target and end != last_end:
+            continue
+        if objective == "none":
+            kept = _truncate((begin, end, end, end), max_num_tokens, rng)
+            pairs.append((*kept, 0))
+        elif (middle := _split_chunk(begin, chunk_ends, word_starts, rng)) < 0:
+            skipped[SKIPPED_CHUNKS] += 1
+        else:
+            label = int(rng.random() < 0.5)
+            bounds = (begin, middle, middle, end)
+            if label and objective == "sop":
+                bounds = (middle, end, begin, middle)
+            kept = _truncate(bounds, max_num_tokens, rng)
+            pairs.append((*kept, label))
+        begin, chunk_ends = end, []
+    return pairs
+
+
+def cut_long_sentences(
+    sentence_ends: np.ndarray, word_starts: np.ndarray, longest: int
+) -> list[int]:
+    """Cuts long sentences before words, and returns the ends of the parts.
+
+    Without cuts, a paragraph or a book on one line would give a single
+    example. Each part but the last of a sentence has `longest` tokens or a few
+    more, so that it forms a chunk, of which less than a word is cut off.
+
+    Args:
+        sentence_ends: int64, strictly increasing.
+        word_starts: int64, increasing; indices of tokens that begin a word.
+        longest: Sentences of up to this many tokens are not cut.
+    """
+    if np.diff(sentence_ends, prepend=0).max() <= longest:
+        return sentence_ends.tolist()
+    ends = []
+    begin = 0
+    for sentence_end in sentence_ends.tolist():
+        while sentence_end - begin > longest:
+            word = np.searchsorted(word_starts, begin + longest)
+            if word == len(word_starts) or word_starts[word] >= sentence_end:
+                break
+            begin = int(word_starts[word])
+            ends.append(begin)
+        ends.append(sentence_end)
+        begin = sentence_end
+    return ends
+
+
+def _split_chunk(
+    begin: int,
+    sentence_ends: Sequence[int],
+    word_starts: np.ndarray,
+    rng: random.Random,
+) -> int:
+    """Returns the index of the split; -1 for a chunk of one word.
+
+    A chunk is split between two sentences; a chunk of one sentence is split
+    between two words.
+    """
+    if len(sentence_ends) > 1:
+        return sentence_ends[rng.randrange(len(sentence_ends) - 1)]
+    first, last = np.searchsorted(word_starts, (begin + 1, sentence_ends[0]))
+    if first == last:
+        return -1
+    return int(word_starts[rng.randrange(int(first), int(last))])
+
+
+def _truncate(
+    bounds: tuple[int, int, int, int], max_num_tokens: int, rng: random.Random
+) -> tuple[int, int, int, int]:
+    """Cuts the longer segment, then both equally, to `max_num_tokens`.
+
+    Each cut token is the first or the last of its segment, with equal
+    probability, so that every position in a segment may be cut.
+    """
+    first_begin, first_end, second_begin, second_end = bounds
+    first_length = first_end - first_begin
+    second_length = second_end - second_begin
+    excess = first_length + second_length - max_num_tokens
+    if excess <= 0:
+        return bounds
+    # Segments of equal length are cut alternately, the second first.
+    until_equal = min(excess, abs(first_length - second_length))
+    second_cut = (excess - until_equal + 1) // 2
+    first_cut = (excess - until_equal) // 2
+    if first_length > second_length:
+        first_cut += until_equal
+    else:
+        second_cut += until_equal
+    first_front = rng.getrandbits(first_cut).bit_count() if first_cut else 0
+    second_front = rng.getrandbits(second_cut).bit_count() if second_cut else 0
+    return (
+        first_begin + first_front,
+        first_end - first_cut + first_front,
+        second_begin + second_front,
+        second_end - second_cut + second_front,
+    )
