@@ -34,7 +34,7 @@ _MODULES = {
     "albert_tf.errors": ("UserError",),
     "albert_tf.interop.formats": ("LoadedModel", "load"),
     "albert_tf.modeling.backbone": ("AlbertBackbone",),
-    "albert_tf.modeling.pretrainer": ("AlbertPretrainer",),
+    "albert_tf.modeling.models": ("AlbertPretrainer",),
     "albert_tf.records.tokenization": ("ModelInputs", "Tokenizer", "encode"),
     "albert_tf.training.train": ("train",),
 }

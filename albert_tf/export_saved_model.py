@@ -79,7 +79,7 @@ For question answering:
                     -> start_logits, end_logits: float32, (batch, length);
                        with --squad_head=beam, p_mask is a further input, and
                        the outputs are those of
-                       `modeling.task_heads.BeamSpanHead`
+                       `modeling.heads.BeamSpanHead`
 
 It scores the tokens of `[CLS] question [SEP] window [SEP]`. The client cuts a
 long text into such windows and finds the best answer in the scores of all, as

@@ -186,9 +186,9 @@ class DistributionConfig(Config):
     plain_formulas: bool = setting(
         False,
         "Compute the model by its plain formulas, without the kernels of "
-        "albert_tf/modeling/kernels. This is slower and needs more memory; the "
-        "results are the same except for rounding. Use it to find out whether "
-        "a kernel is wrong.",
+        "albert_tf/modeling/kernels.py. This is slower and needs more memory; "
+        "the results are the same except for rounding. Use it to find out "
+        "whether a kernel is wrong.",
         affects="nothing",
     )
     worker_timeout_s: int = setting(

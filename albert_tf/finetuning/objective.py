@@ -23,7 +23,7 @@ from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import open_existing, write_bytes, write_json
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
 from albert_tf.training import cost, warm_start

@@ -26,8 +26,7 @@ from albert_tf.interop.google_albert import INDEX_SUFFIX
 from albert_tf.interop.hugging_face_config import NULL_THRESHOLD, TASKS
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import exists, load_json_if_any
-from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoint_files import (

@@ -9,13 +9,14 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling import kernels
 from albert_tf.modeling.attention_bias import (
     AttentionBias,
     add_to_scores,
     at_queries,
 )
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
-from albert_tf.modeling.kernels import attention as attention_kernels
+from albert_tf.modeling.kernels import join_heads, split_heads
 from albert_tf.modeling.layers import (
     AddAndNorm,
     Projection,
@@ -29,7 +30,7 @@ from albert_tf.modeling.target import (
 )
 
 
-@has_kernel(attention_kernels.attention)
+@has_kernel(kernels.attention)
 def attention(
     query: tuple[tf.Tensor, tf.Tensor],
     key: tuple[tf.Tensor, tf.Tensor],
@@ -45,9 +46,7 @@ def attention(
             queries, H)` and `(H,)`.
         key: Likewise, `(batch, keys, H)` and `(H,)`.
         value: Like `key`.
-        attention_bias: From `attention_bias.attention_bias`, or a float
-            tensor that broadcasts to `(batch, heads, queries, keys)`; it gets
-            no gradient.
+        attention_bias: See `attention_bias.add_to_scores`.
         masks: Dropout of the probabilities.
         num_heads: Number of heads; divides H.
 
@@ -65,24 +64,6 @@ def attention(
     probabilities = tf.nn.softmax(scores)
     context = tf.matmul(tf.cast(masks.apply(probabilities), v.dtype), v)
     return join_heads(context)
-
-
-def split_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
-    """`(batch, length, H)` -> `(batch, heads, length, size)`."""
-    batch, length, _ = tf.unstack(tf.shape(x))
-    size = x.shape[-1] // num_heads
-    return tf.transpose(
-        tf.reshape(x, [batch, length, num_heads, size]), [0, 2, 1, 3]
-    )
-
-
-def join_heads(x: tf.Tensor) -> tf.Tensor:
-    """`(batch, heads, length, size)` -> `(batch, length, H)`."""
-    _, num_heads, _, size = x.shape
-    batch, _, length, _ = tf.unstack(tf.shape(x))
-    return tf.reshape(
-        tf.transpose(x, [0, 2, 1, 3]), [batch, length, num_heads * size]
-    )
 
 
 class _HeadsProjection(Projection):
@@ -106,15 +87,7 @@ class ToHeads(_HeadsProjection):
     def call(
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Multiplies by the kernel.
-
-        Args:
-            x: Float, `(batch, length, H)`.
-
-        Returns:
-            Compute dtype: the product, `(batch, length, H)` or `(batch, heads,
-            size, length)`, and the bias, `(H,)`.
-        """
+        """Likewise, but the product may be `(batch, heads, size, length)`."""
         if not target.has_products_by_heads:
             return super().call(x, target=target)
         shape = [self.input_width, self.num_heads, -1]
@@ -129,15 +102,7 @@ class FromHeads(_HeadsProjection):
     def call(
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Multiplies by the kernel.
-
-        Args:
-            x: Float, `(batch, length, H)` or `(batch, heads, size, length)`.
-
-        Returns:
-            Compute dtype: the product, `(batch, length, H)`, and the bias,
-            `(H,)`.
-        """
+        """Likewise, but `x` may be `(batch, heads, size, length)`."""
         if not target.has_products_by_heads:
             return super().call(x, target=target)
         shape = [self.num_heads, -1, self.width]
@@ -164,13 +129,9 @@ class SelfAttention(keras.layers.Layer):
         self.layer_norm = AddAndNorm(config.hidden_size)
 
     def build(self) -> None:
-        for projection in (
-            self.query,
-            self.key,
-            self.value,
-            self.output_projection,
-        ):
+        for projection in self.query, self.key, self.value:
             projection.build()
+        self.output_projection.build()
         self.layer_norm.build()
 
     def call(
@@ -187,8 +148,7 @@ class SelfAttention(keras.layers.Layer):
         Args:
             hidden: Compute dtype, `(batch, length, H)`.
             attention_bias: From `attention_bias.attention_bias`.
-            site: The first of two dropout sites: the probabilities, and the
-                output.
+            site: The first of two: the probabilities, and the output.
             output_positions: int32, `(batch, outputs)`: the result is
                 computed at these positions only, from the keys and values of
                 all positions. A position that occurs twice is computed twice,

@@ -19,8 +19,8 @@ class ExampleNumbers(NamedTuple):
     its softmax is defined.
 
     Attributes:
-        queries: int32, `(batch, queries)`: the number of the example to which
-            the position of a query belongs.
+        queries: int32, `(batch, queries)`: the number of each position's
+            example.
         keys: int32, `(batch, keys)`; likewise.
 
     Example:
@@ -34,17 +34,11 @@ class ExampleNumbers(NamedTuple):
     keys: tf.Tensor
 
     def bias(self, num_heads: int = 1) -> tf.Tensor:
-        """The bias as a tensor.
+        """float32, `(batch, num_heads, queries, keys)`, equal for all heads.
 
-        Args:
-            num_heads: Number of heads. Each head adds its own constant to all
-                numbers. This does not change the bias, but XLA then computes it
-                with the scores of the head, and does not store one bias for
-                all heads and layers.
-
-        Returns:
-            float32, `(batch, num_heads, queries, keys)`, equal for all heads:
-            0 for keys to attend to, `MASKED_KEY_BIAS` for others.
+        Each of several heads adds its own constant to all numbers. This does
+        not change the bias, but XLA then computes it with the scores of the
+        head, and does not store one bias for all heads and layers.
         """
         # Cast, since TensorFlow compares int32 tensors of a GPU on the host.
         queries = tf.cast(self.queries, tf.float32)[
@@ -69,8 +63,7 @@ def attention_bias(
     No other function decides which positions attend to which.
 
     Args:
-        input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding. In
-            packed rows, the number of the token's example, from 1.
+        input_mask: As in `AlbertBackbone.call`.
         packed: Whether a row holds several examples.
 
     Returns:
@@ -84,12 +77,7 @@ def attention_bias(
 
 
 def at_queries(bias: AttentionBias, positions: tf.Tensor) -> AttentionBias:
-    """The bias for queries at some positions only.
-
-    Args:
-        bias: From `attention_bias`.
-        positions: int32, `(batch, queries)`.
-    """
+    """The bias for queries at `positions` only, int32, `(batch, queries)`."""
     if isinstance(bias, ExampleNumbers):
         chosen = tf.gather(bias.queries, positions, batch_dims=1)
         return bias._replace(queries=chosen)
@@ -97,15 +85,12 @@ def at_queries(bias: AttentionBias, positions: tf.Tensor) -> AttentionBias:
 
 
 def add_to_scores(scores: tf.Tensor, bias: AttentionBias) -> tf.Tensor:
-    """Adds the bias to attention scores.
+    """Adds the bias, without a gradient, to the scores.
 
     Args:
         scores: float32, `(batch, heads, queries, keys)`.
         bias: From `attention_bias`, or a float tensor that broadcasts to the
-            scores; it gets no gradient.
-
-    Returns:
-        float32, with the shape of `scores`.
+            scores.
     """
     if isinstance(bias, ExampleNumbers):
         bias = bias.bias()

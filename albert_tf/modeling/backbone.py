@@ -1,5 +1,12 @@
-"""ALBERT without heads, for pretraining, fine-tuning and serving."""
+"""ALBERT without heads: embeddings, encoder and pooler.
 
+Reference:
+    [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1 and
+    Table 4.
+"""
+
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -7,15 +14,164 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.modeling.attention_bias import attention_bias
-from albert_tf.modeling.dropout import Dropout, choose
-from albert_tf.modeling.encoder import Encoder
+from albert_tf.modeling import kernels
+from albert_tf.modeling.attention import SelfAttention
+from albert_tf.modeling.attention_bias import AttentionBias, attention_bias
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, choose
 from albert_tf.modeling.heads import Pooler
-from albert_tf.modeling.layers import Embeddings, initializer
-from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+from albert_tf.modeling.layers import (
+    Embeddings,
+    FeedForward,
+    Projection,
+    add_bias,
+    initializer,
+)
+from albert_tf.modeling.target import (
+    DEFAULT_TARGET,
+    ProgramTarget,
+    has_kernel,
+)
 
 # The registers of a TPU.
 _LANES, _SUBLANES = 128, 8
+
+# Attention probabilities, attention output, feed-forward output.
+SITES_PER_BLOCK = 3
+
+
+class Encoder(keras.layers.Layer):
+    """`num_hidden_layers` layers of `inner_group_num` blocks.
+
+    A block is self-attention followed by a feed-forward sublayer. The layers
+    of a group share the kinds of sublayers that `parameter_sharing` names. Each
+    layer has its own sublayers of the other kinds. Variables are named after
+    the group or the layer that owns them: `group_0_inner_group_0_attention`,
+    `layer_3_inner_group_0_ffn`.
+
+    Attributes:
+        blocks: The (attention, feed-forward) pairs in the order of their
+            application. A shared sublayer occurs once per application.
+
+    Example:
+        >>> encoder = Encoder(ModelConfig(num_hidden_layers=3))
+        >>> (first, _), (second, _), (third, _) = encoder.blocks
+        >>> first is second is third
+        True
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: str = "float32",
+        remat: bool = False,
+        name: str = "encoder",
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.remat = remat
+        self.projection = None
+        if config.embedding_size != config.hidden_size:
+            self.projection = Projection(
+                config.embedding_size,
+                config.hidden_size,
+                initializer(config),
+                self.dtype_policy,
+                name="embedding_hidden_mapping_in",
+            )
+
+        made: dict[str, keras.layers.Layer] = {}
+
+        def sublayer(kind: str, make: Any, layer: int, inner: int) -> Any:
+            """Makes a sublayer, or returns the shared one."""
+            owner = f"layer_{layer}"
+            if config.parameter_sharing in ("all", kind):
+                owner = f"group_{config.group_of_layer(layer)}"
+            name = f"{owner}_inner_group_{inner}_{kind}"
+            if name not in made:
+                made[name] = make(config, name, dtype)
+            return made[name]
+
+        self.blocks = [
+            (
+                sublayer("attention", SelfAttention, layer, inner),
+                sublayer("ffn", FeedForward, layer, inner),
+            )
+            for layer in range(config.num_hidden_layers)
+            for inner in range(config.inner_group_num)
+        ]
+
+    def build(self) -> None:
+        if self.projection is not None:
+            self.projection.build()
+        for block in self.blocks:
+            for sublayer in block:
+                if not sublayer.built:
+                    sublayer.build()
+
+    def call(
+        self,
+        embedded: tf.Tensor,
+        attention_bias: AttentionBias,
+        dropout: Dropout = NO_DROPOUT,
+        first_site: int = 0,
+        target: ProgramTarget = DEFAULT_TARGET,
+        output_positions: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Applies all layers.
+
+        With `output_positions`, the last block computes keys and values at all
+        positions, and everything else at these positions only; see
+        `SelfAttention`.
+
+        Args:
+            embedded: Float, `(batch, length, E)`.
+
+        Returns:
+            Compute dtype, `(batch, length, H)`, or `(batch, outputs, H)`.
+        """
+        hidden = tf.cast(embedded, self.compute_dtype)
+        if self.projection is not None:
+            hidden = target.fastest(add_bias)(
+                *self.projection(hidden, target=target)
+            )
+
+        def apply_block(index: int, hidden: tf.Tensor) -> tf.Tensor:
+            attention, feed_forward = self.blocks[index]
+            site = first_site + index * SITES_PER_BLOCK
+            is_last = index == len(self.blocks) - 1
+            hidden = attention(
+                hidden,
+                attention_bias,
+                dropout=dropout,
+                site=site,
+                target=target,
+                output_positions=output_positions if is_last else None,
+            )
+            return feed_forward(
+                hidden, dropout=dropout, site=site + 2, target=target
+            )
+
+        for index in range(len(self.blocks)):
+            block = functools.partial(apply_block, index)
+            if self.remat:
+                block = target.fastest(remat)(block)
+            hidden = block(hidden)
+        return hidden
+
+
+@has_kernel(kernels.remat)
+def remat(
+    function: Callable[[tf.Tensor], tf.Tensor],
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function whose activations are not kept for the backward pass.
+
+    The backward pass computes the function a second time from its argument.
+    Other tensors that it reads are constants: they get no gradient.
+
+    Reference:
+        [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
+    """
+    return tf.recompute_grad(function)
 
 
 class BackboneOutputs(NamedTuple):
@@ -61,9 +217,6 @@ class AlbertBackbone(keras.layers.Layer):
         >>> sequence, pooled = backbone(ids, mask, tf.zeros_like(ids))
         >>> sequence.shape, pooled.shape
         (TensorShape([1, 5, 6]), TensorShape([1, 6]))
-
-    Reference:
-        [Lan et al., 2020](https://arxiv.org/abs/1909.11942).
     """
 
     def __init__(
@@ -151,19 +304,22 @@ class AlbertBackbone(keras.layers.Layer):
             ),
         )
         sequence_output = hidden
+        num_pooled = self._num_pooled(cls_positions)
         if output_positions is not None:
-            first = self._num_pooled(cls_positions)
             num_outputs = keras.ops.shape(output_positions)[1]
-            sequence_output = hidden[:, first : first + num_outputs]
-        pooled_output = None
-        if self.pooler is not None:
-            pooled_output = self.pooler(
-                self._first_tokens(hidden, output_positions, cls_positions)
-            )
-        return BackboneOutputs(sequence_output, pooled_output)
+            sequence_output = hidden[:, num_pooled : num_pooled + num_outputs]
+        if self.pooler is None:
+            return BackboneOutputs(sequence_output, None)
+        if not packed:
+            first_tokens = hidden[:, 0]
+        elif output_positions is None:
+            first_tokens = tf.gather(hidden, cls_positions, batch_dims=1)
+        else:
+            first_tokens = hidden[:, :num_pooled]
+        return BackboneOutputs(sequence_output, self.pooler(first_tokens))
 
     def _num_pooled(self, cls_positions: tf.Tensor | None) -> int:
-        """Number of positions that the pooler reads: one for each `[CLS]`."""
+        """Number of positions that the pooler reads of each row."""
         if self.pooler is None:
             return 0
         return 1 if cls_positions is None else cls_positions.shape[1]
@@ -188,19 +344,6 @@ class AlbertBackbone(keras.layers.Layer):
             before = 0
         return tf.pad(output_positions, [[0, 0], [before, after]])
 
-    def _first_tokens(
-        self,
-        hidden: tf.Tensor,
-        output_positions: tf.Tensor | None,
-        cls_positions: tf.Tensor | None,
-    ) -> tf.Tensor:
-        """The output at `[CLS]`, `(batch, H)`, or at those of packed rows."""
-        if cls_positions is None:
-            return hidden[:, 0]
-        if output_positions is None:
-            return tf.gather(hidden, cls_positions, batch_dims=1)
-        return hidden[:, : self._num_pooled(cls_positions)]
-
     def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as JSON values."""
         return {
@@ -223,14 +366,7 @@ def restarted_positions(
 ) -> tf.Tensor:
     """Positions that count from 0 in each example of a packed row.
 
-    Args:
-        input_mask: int32, `(batch, length)`; the number of each token's
-            example, from 1; 0 for padding, whose positions count from
-            the beginning of the row.
-        cls_positions: int32, `(batch, examples)`; where each example begins.
-
-    Returns:
-        int32, `(batch, length)`.
+    int32, `(batch, length)`; those of padding count from the row's beginning.
 
     Example:
         >>> mask = tf.constant([[1, 1, 1, 2, 2, 0]])
@@ -248,16 +384,8 @@ def _num_unused_positions(num_positions: int, length: int) -> int:
 
     The registers of a TPU hold these positions as padding in any case. If they
     are part of the program, the compiler finds a better schedule.
-
-    Args:
-        num_positions: Positions that the heads read of each row.
-        length: Positions of a row.
     """
-    filled = _round_up(num_positions, _LANES)
-    if filled >= length:
-        filled = _round_up(num_positions, _SUBLANES)
-    return filled - num_positions
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return number + -number % multiple
+    unused = -num_positions % _LANES
+    if num_positions + unused >= length:
+        unused = -num_positions % _SUBLANES
+    return unused

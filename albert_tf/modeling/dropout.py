@@ -25,11 +25,7 @@ class Masks(NamedTuple):
     computed: bool = False
 
     def keep(self, shape: tf.Tensor) -> tf.Tensor:
-        """Draws a mask: bool, true with probability `keep_prob(rate)`.
-
-        Args:
-            shape: int32, the shape of the mask.
-        """
+        """Draws a mask of a shape: bool, true with `keep_prob(rate)`."""
         bits = _computed_bits if self.computed else _generated_bits
         threshold = round(self.rate * 2**16) << 16
         return bits(shape, self.seed) >= tf.constant(threshold, tf.uint32)
@@ -39,9 +35,6 @@ class Masks(NamedTuple):
 
         Args:
             x: float32, any shape. bfloat16 would round the scale.
-
-        Returns:
-            float32, with the shape and the expected value of `x`.
         """
         if not self.rate:
             return x
@@ -53,8 +46,9 @@ class Masks(NamedTuple):
 class Dropout:
     """The dropout masks of one forward pass and its gradient.
 
-    Nothing is stateful: a block that the backward pass computes a second time
-    gets the same masks, and each replica gets its own seed.
+    A site is the number of an application of dropout, unique within a forward
+    pass. Nothing is stateful: a block that the backward pass computes a second
+    time gets the same masks.
 
     Attributes:
         hidden_rate: Dropout rate of embeddings and sublayer outputs.
@@ -68,19 +62,15 @@ class Dropout:
     seed: tf.Tensor | None = None
 
     def hidden_masks(self, site: int, target: ProgramTarget) -> Masks:
-        """Masks of embeddings or of the output of a sublayer.
-
-        Args:
-            site: Number of the dropout site, unique within a forward pass.
-            target: Decides how random bits are made.
-        """
-        return self._masks(self.hidden_rate, site, target)
+        """Masks of embeddings or of the output of a sublayer."""
+        return self.masks(self.hidden_rate, site, target)
 
     def attention_masks(self, site: int, target: ProgramTarget) -> Masks:
-        """Masks of attention probabilities; `site` as in `hidden_masks`."""
-        return self._masks(self.attention_rate, site, target)
+        """Masks of attention probabilities."""
+        return self.masks(self.attention_rate, site, target)
 
-    def _masks(self, rate: float, site: int, target: ProgramTarget) -> Masks:
+    def masks(self, rate: float, site: int, target: ProgramTarget) -> Masks:
+        """Masks of a site; `target` decides how random bits are made."""
         if not rate:
             return Masks()
         if target.computes_masks:
@@ -151,16 +141,14 @@ def _computed_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
     A compiler that merges operations never stores these bits. The index of an
     entry counts from the first half of the seed. It is the sum of a table over
     the leading axes, which includes the seed, and a table over the last two
-    axes, which does not. XLA stores the second table as a constant. If the
-    seed were added last, XLA would store a constant with an entry for every
-    index.
+    axes, which XLA stores as a constant. If the seed were added last, XLA would
+    store a constant with an entry for every index.
 
-    The index, with the second half of the seed added on the way, goes through
-    the hash function lowbias32: a change of one bit flips each bit of the
-    result with probability 1/2. The last step of that function is left out,
-    since it changes only lower bits. The first step is needed: without it, the
-    masks of two examples agree too often or too rarely if they are certain
-    distances apart in the batch. Indices repeat after 2^32 entries.
+    The index goes through the hash function lowbias32, without its last step,
+    which changes only lower bits. The second half of the seed is added on the
+    way. Without the first step, the masks of two examples would agree too often
+    or too rarely if they are certain distances apart in the batch. Indices
+    repeat after 2^32 entries.
 
     Reference:
         [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.
@@ -183,7 +171,7 @@ def _computed_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
 
 
 def _hash(x: tf.Tensor) -> tf.Tensor:
-    """The hash function lowbias32, with all steps: uint32 to uint32."""
+    """The complete lowbias32, uint32 to uint32."""
     x = _multiply(_xor_shift(x, 16), 0x7FEB352D)
     return _xor_shift(_multiply(_xor_shift(x, 15), 0x846CA68B), 16)
 

@@ -15,14 +15,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from albert_tf.modeling.kernels.xla import optimization_barrier
+
+def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors behind a barrier, which works only where XLA compiles.
+
+    XLA neither moves nor merges operations across the barrier, and computes
+    all of the tensors before any result is read.
+    """
+    # A private module, which programs for other devices do not need.
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+    return gen_xla_ops.xla_optimization_barrier(list(tensors))
 
 
 class GradientSums:
-    """Joins the reads of each kernel in a chain.
-
-    It is for one forward pass, to which `ProgramTarget.gradient_sums` passes
-    it, and the gradient.
+    """Joins the reads of each kernel in one forward pass, and the gradient.
 
     Args:
         variables: Trainable variables of a model.
@@ -30,8 +37,7 @@ class GradientSums:
             former micro-batches, with which the sums begin. None begins with
             zeros.
         joins_reads: Whether there are chains. They work only in programs that
-            XLA compiles, and not in functions that the backward pass computes
-            a second time (`remat`).
+            XLA compiles, and not with `remat`.
 
     Example:
         >>> from albert_tf.modeling.target import ProgramTarget
@@ -63,16 +69,18 @@ class GradientSums:
             self._so_far = dict(zip(self._values, so_far, strict=True))
         self._chains: dict[int, _Chain] = {}
 
+    def joins(self, variable: keras.Variable) -> bool:
+        """Whether the reads of a variable are a chain."""
+        return self._joins_reads and id(variable) in self._values
+
     def read(
         self,
         variable: keras.Variable,
         dtype: str,
         shape: Sequence[int] | None,
-    ) -> tf.Tensor | None:
-        """See `ProgramTarget.read`; None if there is no chain."""
+    ) -> tf.Tensor:
+        """See `ProgramTarget.read`."""
         key = id(variable)
-        if not self._joins_reads or key not in self._values:
-            return None
         if key not in self._chains:
             value = tf.convert_to_tensor(self._values[key])
             start = self._so_far.get(key)
@@ -89,9 +97,6 @@ class GradientSums:
         Args:
             gradients: float32, of `variables`, by the tape that recorded the
                 forward pass. Those of variables with a chain include `so_far`.
-
-        Returns:
-            The sum of the gradients of each variable.
         """
         return [
             gradient
@@ -102,12 +107,7 @@ class GradientSums:
 
 
 class _Chain:
-    """The reads of one kernel.
-
-    Args:
-        value: float32; the kernel.
-        so_far: Like `value`, or None; the sum of the gradients begins with it.
-    """
+    """The reads of one kernel, float32, whose gradients add up to `so_far`."""
 
     def __init__(self, value: tf.Tensor, so_far: tf.Tensor | None) -> None:
         self._end = value
@@ -115,8 +115,6 @@ class _Chain:
         self._has_begun = False
 
     def read(self, dtype: str) -> tf.Tensor:
-        """Appends a read, and returns the kernel in a dtype."""
-
         @tf.custom_gradient
         def split(value: tf.Tensor) -> Any:
             def gradient(d_rest: tf.Tensor, d_copy: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,8 @@
 """The layers of ALBERT: projections, LayerNorm, embeddings, feed-forward.
 
 Each formula is a function, written as in the paper. A layer holds the variables
-and calls the formula, or its kernel, through `target.fastest`.
+and calls the formula, or its kernel, through `target.fastest`. `site` is the
+first dropout site of a layer.
 
 Every layer knows its widths when it is constructed, so `build()` needs no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
@@ -20,9 +21,8 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling import kernels
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
-from albert_tf.modeling.kernels import bias as bias_kernels
-from albert_tf.modeling.kernels import layer_norm as layer_norm_kernels
 from albert_tf.modeling.target import (
     DEFAULT_TARGET,
     ProgramTarget,
@@ -35,7 +35,7 @@ LAYER_NORM_EPSILON = 1e-12  # as in google-research/albert; Keras has 1e-3
 # --- Formulas -----------------------------------------------------------------
 
 
-@has_kernel(bias_kernels.add_bias)
+@has_kernel(kernels.add_bias)
 def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """`x W + b`, added in float32.
 
@@ -51,45 +51,38 @@ def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def gelu(x: tf.Tensor) -> tf.Tensor:
-    """GELU in its tanh approximation.
-
-    Reference:
-        [Hendrycks and Gimpel, 2016](https://arxiv.org/abs/1606.08415).
-    """
+    """GELU by tanh, [Hendrycks and Gimpel](https://arxiv.org/abs/1606.08415)."""
     inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
     return 0.5 * x * (1.0 + tf.tanh(inner))
 
 
-@has_kernel(bias_kernels.bias_gelu)
+@has_kernel(kernels.bias_gelu)
 def bias_gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """`gelu(x W + b)` in float32; arguments and result as in `add_bias`."""
     total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
     return tf.cast(gelu(total), product.dtype)
 
 
-@has_kernel(layer_norm_kernels.layer_norm)
+@has_kernel(kernels.layer_norm)
 def layer_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """LayerNorm over the last axis.
+    """LayerNorm, [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
 
     Args:
-        x: float32, `(..., width)`.
+        x: float32, `(..., width)`; each row gets mean 0 and deviation 1.
         gamma: float32, `(width,)`; the scale.
         beta: float32, `(width,)`; the shift.
         epsilon: Added to the variance.
 
     Returns:
         float32, with the shape of `x`.
-
-    Reference:
-        [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
     """
     mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
     return (x - mean) / tf.sqrt(variance + epsilon) * gamma + beta
 
 
-@has_kernel(layer_norm_kernels.bias_dropout_add_norm)
+@has_kernel(kernels.bias_dropout_add_norm)
 def bias_dropout_add_norm(
     residual: tf.Tensor,
     product: tf.Tensor,
@@ -101,15 +94,12 @@ def bias_dropout_add_norm(
 ) -> tf.Tensor:
     """The end of a sublayer: `LayerNorm(residual + dropout(x W + b))`.
 
-    All of it is float32.
+    All of it is float32. `gamma`, `beta`, `epsilon`: see `layer_norm`.
 
     Args:
         residual: Compute dtype, `(batch, length, width)`.
-        product: Like `residual`; `x W`.
-        bias: Compute dtype, `(width,)`.
-        gamma: float32, `(width,)`; the scale of LayerNorm.
-        beta: float32, `(width,)`; its shift.
-        epsilon: Added to the variance.
+        product: Like `residual`; `x W` of the sublayer's last projection.
+        bias: Compute dtype, `(width,)`; `b` of that projection.
         masks: Dropout of `x W + b`.
 
     Returns:
@@ -152,13 +142,7 @@ class Projection(keras.layers.Layer):
     """`x W` and `b`, returned separately.
 
     The formula that follows adds the bias in float32, together with the
-    activation, dropout or residual.
-
-    Args:
-        input_width: Width of `x`.
-        width: Width of the result.
-        kernel_initializer: Initializer of `W`; `b` starts at 0.
-        name: Part of the variables' paths.
+    activation, dropout or residual. `b` starts at 0.
     """
 
     def __init__(
@@ -187,15 +171,7 @@ class Projection(keras.layers.Layer):
     def call(
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Multiplies by the kernel.
-
-        Args:
-            x: Float, `(..., input_width)`.
-
-        Returns:
-            Compute dtype: the product, `(..., width)`, and the bias,
-            `(width,)`.
-        """
+        """Compute dtype: the product, `(..., width)`; the bias, `(width,)`."""
         kernel = target.read(self.kernel, self.compute_dtype)
         product = tf.tensordot(x, kernel, axes=1)
         return product, tf.convert_to_tensor(self.bias)
@@ -224,14 +200,6 @@ class LayerNorm(_Norm):
     def call(
         self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
     ) -> tf.Tensor:
-        """Gives each row mean 0 and deviation 1, then scales and shifts it.
-
-        Args:
-            x: float32, `(..., width)`.
-
-        Returns:
-            float32, with the shape of `x`.
-        """
         return target.fastest(layer_norm)(
             x, self.gamma.value, self.beta.value, LAYER_NORM_EPSILON
         )
@@ -249,17 +217,7 @@ class AddAndNorm(_Norm):
         site: int = 0,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """Computes `LayerNorm(residual + dropout(x W + b))`.
-
-        Args:
-            residual: Compute dtype, `(batch, length, width)`.
-            product: Like `residual`; `x W` of the sublayer's last projection.
-            bias: Compute dtype, `(width,)`; `b` of that projection.
-            site: Dropout site of `x W + b`.
-
-        Returns:
-            The dtype and shape of `residual`.
-        """
+        """Computes `bias_dropout_add_norm`."""
         return target.fastest(bias_dropout_add_norm)(
             residual,
             product,
@@ -318,27 +276,20 @@ class Embeddings(keras.layers.Layer):
             segment_ids: int32, `(batch, length)`, below `type_vocab_size`.
             position_ids: int32, `(batch, length)`, below
                 `max_position_embeddings`. None counts from 0 in each row.
-            site: Dropout site of the result.
 
         Returns:
             float32, `(batch, length, E)`.
         """
-        embedded = (
-            tf.gather(self.word_embeddings, input_ids)
-            + tf.gather(self.token_type_embeddings, segment_ids)
-            + self._positions(input_ids, position_ids)
-        )
-        normed = self.layer_norm(embedded, target=target)
-        return dropout.hidden_masks(site, target).apply(normed)
-
-    def _positions(
-        self, input_ids: tf.Tensor, position_ids: tf.Tensor | None
-    ) -> tf.Tensor:
-        """Position embeddings, broadcast to `(batch, length, E)`."""
+        embedded = tf.gather(self.word_embeddings, input_ids)
+        embedded += tf.gather(self.token_type_embeddings, segment_ids)
         if position_ids is None:
             # A slice: its gradient needs no scatter.
-            return self.position_embeddings[: keras.ops.shape(input_ids)[1]]
-        return tf.gather(self.position_embeddings, position_ids)
+            length = keras.ops.shape(input_ids)[1]
+            embedded += self.position_embeddings[:length]
+        else:
+            embedded += tf.gather(self.position_embeddings, position_ids)
+        normed = self.layer_norm(embedded, target=target)
+        return dropout.hidden_masks(site, target).apply(normed)
 
 
 class FeedForward(keras.layers.Layer):
@@ -378,15 +329,7 @@ class FeedForward(keras.layers.Layer):
         site: int = 0,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """Transforms each position.
-
-        Args:
-            hidden: Compute dtype, `(batch, length, H)`.
-            site: Dropout site of the output.
-
-        Returns:
-            Compute dtype, `(batch, length, H)`.
-        """
+        """Compute dtype, `(batch, length, H)`, to the same."""
         intermediate = activate(
             self.config.hidden_act,
             target,
@@ -404,15 +347,9 @@ class FeedForward(keras.layers.Layer):
 def activate(
     hidden_act: str, target: ProgramTarget, product: tf.Tensor, bias: tf.Tensor
 ) -> tf.Tensor:
-    """The activation that `ModelConfig.hidden_act` names, of `x W + b`.
+    """`x W + b` as in `add_bias`, then the activation `ModelConfig.hidden_act`.
 
-    Args:
-        hidden_act: "gelu", or the name of a Keras activation.
-        product: Float, `(..., width)`; `x W`.
-        bias: The dtype of `product`, `(width,)`.
-
-    Returns:
-        The dtype and shape of `product`.
+    It is "gelu" or the name of a Keras activation.
     """
     if hidden_act == "gelu":
         return target.fastest(bias_gelu)(product, bias)

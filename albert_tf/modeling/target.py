@@ -19,12 +19,7 @@ R = TypeVar("R")
 
 
 class Formula(Generic[P, R]):
-    """A formula of the model, and the kernel that may replace it.
-
-    Args:
-        plain: The formula.
-        kernel: Takes the same arguments and `target`, the `ProgramTarget`.
-    """
+    """A formula of the model, and the kernel that may replace it."""
 
     def __init__(self, plain: Callable[P, R], kernel: Callable[..., R]) -> None:
         functools.update_wrapper(self, plain)
@@ -39,7 +34,11 @@ class Formula(Generic[P, R]):
 def has_kernel(
     kernel: Callable[..., R],
 ) -> Callable[[Callable[P, R]], Formula[P, R]]:
-    """Decorates a formula with its kernel; see `ProgramTarget.fastest`."""
+    """Decorates a formula with its kernel; see `ProgramTarget.fastest`.
+
+    Args:
+        kernel: Takes the same arguments and `target`, the `ProgramTarget`.
+    """
     return lambda plain: Formula(plain, kernel)
 
 
@@ -49,8 +48,7 @@ class ProgramTarget:
 
     Attributes:
         device_type: "CPU", "GPU" or "TPU".
-        fuse: Whether XLA compiles the functions that are marked with
-            `fusion.fused`.
+        fuse: Whether XLA compiles the functions marked with `kernels.fused`.
         jit_compile: Whether the program asks XLA to compile the forward and
             the backward pass. TPUs compile them without a request.
         recomputes_logit_gradients: Whether the gradients of the masked-LM
@@ -74,26 +72,16 @@ class ProgramTarget:
     def from_config(
         cls, config: DistributionConfig, device_type: str
     ) -> "ProgramTarget":
-        """The target of a run's programs on devices of a type.
-
-        Args:
-            config: `fuse_on_cpu` has an effect on CPUs, unless tensorflow-tpu
-                is installed, `jit_compile` on GPUs,
-                `recompute_logit_gradients` and `float32_score_gradients` on
-                TPUs. With `plain_formulas`, no kernels are used, and the last
-                two have no effect.
-            device_type: "CPU", "GPU" or "TPU".
-        """
+        """The target of a run; ignores settings for other types of devices."""
         fuses = device_type == "CPU" and config.fuse_on_cpu
-        uses_tpu_kernels = device_type == "TPU" and not config.plain_formulas
+        on_tpu = device_type == "TPU" and not config.plain_formulas
         return cls(
             device_type,
             fuse=fuses and _can_compile_for_cpus(),
             jit_compile=device_type == "GPU" and config.jit_compile,
-            recomputes_logit_gradients=uses_tpu_kernels
+            recomputes_logit_gradients=on_tpu
             and config.recompute_logit_gradients,
-            float32_score_gradients=uses_tpu_kernels
-            and config.float32_score_gradients,
+            float32_score_gradients=on_tpu and config.float32_score_gradients,
             uses_kernels=not config.plain_formulas,
         )
 
@@ -111,25 +99,21 @@ class ProgramTarget:
     def computes_masks(self) -> bool:
         """Whether dropout masks are computed by arithmetic.
 
-        A compiler merges that arithmetic into the operation that reads the
-        mask. Without a compiler, TensorFlow's random number generator is
-        faster. The choice does not depend on the kernels in use, so a program
+        A compiler merges it into the operation that reads the mask. Without a
+        compiler, TensorFlow's random number generator is faster. A program
         without kernels drops the same entries.
         """
         return self.is_compiled or self.fuse
 
     @property
     def has_products_by_heads(self) -> bool:
-        """Whether attention takes and gives arrays by heads.
-
-        Its kernel for TPUs does; see `attention.ToHeads`.
-        """
+        """Whether attention takes and gives arrays by heads; see `ToHeads`."""
         return self.is_tpu and self.uses_kernels
 
     def fastest(self, formula: Formula[P, R]) -> Callable[P, R]:
         """The kernel of a formula if this target uses kernels, else itself."""
         if not self.uses_kernels:
-            return formula.plain
+            return formula
         return functools.partial(formula.kernel, target=self)
 
     def read(
@@ -146,11 +130,9 @@ class ProgramTarget:
             shape: Of the result, the same in all calls with a variable; None
                 is the shape of the variable.
         """
-        kernel = None
-        if self.gradient_sums is not None:
-            kernel = self.gradient_sums.read(variable, dtype, shape)
-        if kernel is not None:
-            return kernel
+        sums = self.gradient_sums
+        if sums is not None and sums.joins(variable):
+            return sums.read(variable, dtype, shape)
         kernel = tf.cast(variable, dtype)
         return kernel if shape is None else tf.reshape(kernel, shape)
 

@@ -5,8 +5,7 @@ from absl import logging
 
 from albert_tf.config import FinetuningConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import CheckpointStore, model_variables
 

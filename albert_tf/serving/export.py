@@ -24,7 +24,7 @@ from albert_tf.io.files import (
     remove_directory,
     write_json,
 )
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask
 from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,

@@ -15,8 +15,7 @@ from albert_tf.config.task import (
     QUESTION_ANSWERING,
     REGRESSION,
 )
-from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import MASK_ID
 from albert_tf.serving.predict import (
     CHOOSE,

@@ -20,7 +20,7 @@ from absl import logging
 
 from albert_tf.config import OptimizerConfig
 from albert_tf.errors import UserError
-from albert_tf.modeling.fusion import fused
+from albert_tf.modeling.kernels import fused
 
 # Variables whose path contains one of these are neither decayed nor adapted.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")

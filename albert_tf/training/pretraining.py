@@ -24,8 +24,8 @@ from albert_tf.input.record_format import (
     pretraining_format,
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
-from albert_tf.modeling.kernels.cross_entropy import cross_entropy
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.kernels import cross_entropy
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (

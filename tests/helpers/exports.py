@@ -22,7 +22,7 @@ from albert_tf.config import (
 )
 from albert_tf.interop import convert
 from albert_tf.interop.weight_names import ModelWeights, list_weights
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import sha256_of
 from albert_tf.runs import checkpoints
 from albert_tf.runs.directory import (

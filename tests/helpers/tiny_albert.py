@@ -8,7 +8,7 @@ import numpy as np
 
 from albert_tf.config import ModelConfig
 from albert_tf.interop.weight_names import ModelWeights, list_weights
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 
 TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 VOCABULARY = TESTDATA / "30k-clean.model"

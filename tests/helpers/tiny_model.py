@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.modeling.target import ProgramTarget
 
 # Every dimension has another size.

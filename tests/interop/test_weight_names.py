@@ -8,8 +8,7 @@ import pytest
 from albert_tf.config import PARAMETER_SHARING, TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.interop.weight_names import list_weights
-from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from tests.helpers.tiny_albert import TINY, outputs_of, random_weights
 
 

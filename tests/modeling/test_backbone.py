@@ -12,7 +12,7 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.modeling.backbone import AlbertBackbone
 from albert_tf.modeling.dropout import NO_DROPOUT
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from tests.helpers import tiny_model
 
 CONFIG = tiny_model.CONFIG

@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.modeling.kernels.cross_entropy import cross_entropy
+from albert_tf.modeling.kernels import cross_entropy
 
 
 def test_losses_and_gradients_are_those_of_tensorflow():

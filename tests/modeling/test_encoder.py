@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from albert_tf.modeling import encoder as encoder_lib
+from albert_tf.modeling import backbone as encoder_lib
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.dropout import Dropout, Masks
 from tests.helpers import tiny_model

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.modeling import attention, encoder, layers
+from albert_tf.modeling import attention, backbone, layers
 from albert_tf.modeling.attention_bias import ExampleNumbers
 from albert_tf.modeling.dropout import Dropout
 from tests.helpers import tiny_model
@@ -18,7 +18,7 @@ FORMULAS = {
         layers.bias_dropout_add_norm,
         layers.bias_gelu,
         layers.layer_norm,
-        encoder.remat,
+        backbone.remat,
     )
 }
 TARGETS = {

@@ -15,7 +15,7 @@ from albert_tf.config import (
     OptimizerConfig,
 )
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.training import pretraining
 from albert_tf.training.optimizers import make_optimizer

@@ -3,9 +3,9 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import TaskHeadConfig
-from albert_tf.modeling import task_heads
+from albert_tf.modeling import heads
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.modeling.models import AlbertForTask
 from albert_tf.records.features import CLS_ID, SEP_ID
 from tests.helpers.tiny_model import SPREAD
 
@@ -22,7 +22,7 @@ def log_softmax(x):
 
 
 def test_class_logits_are_an_affine_map_with_dropout_in_training_only():
-    head = task_heads.ClassificationHead(SPREAD, 3, dropout_rate=0.5)
+    head = heads.ClassificationHead(SPREAD, 3, dropout_rate=0.5)
     head.build()
     head.bias.assign([1, 2, 3])
     pooled = random(5, H)
@@ -39,7 +39,7 @@ def test_class_logits_are_an_affine_map_with_dropout_in_training_only():
 @pytest.fixture
 def beam():
     """The beam head, hidden states, candidate tokens and true starts."""
-    head = task_heads.BeamSpanHead(SPREAD, dropout_rate=0.5)
+    head = heads.BeamSpanHead(SPREAD, dropout_rate=0.5)
     head.build()
     for number, variable in enumerate(head.variables):
         rng = np.random.default_rng(number)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.runs import checkpoint_files, checkpoints, trained_model
 from albert_tf.runs.directory import write_config
 from albert_tf.runs.rollback import Rollback, Rollbacks

@@ -10,7 +10,7 @@ import tensorflow as tf
 from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.errors import UserError
 from albert_tf.modeling.dropout import Masks
-from albert_tf.modeling.kernels.attention import attend
+from albert_tf.modeling.kernels import attend
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.training import cost
 from tests.helpers.compiled_runs import small_config, tiny_config

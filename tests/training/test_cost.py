@@ -16,7 +16,7 @@ from albert_tf.config import (
     OptimizerConfig,
     PretrainingConfig,
 )
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.training import cost
 from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tpu_bridge

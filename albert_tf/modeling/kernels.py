@@ -1,0 +1,671 @@
+"""Faster forms of some formulas, each with a gradient written out.
+
+A kernel has the signature of the formula that it replaces, and a keyword
+argument `target`; `target.has_kernel` joins the two. It gives the same values
+and gradients except for rounding; tests/modeling/test_kernels.py compares them.
+
+TensorFlow runs one operation at a time, each a pass over memory. On a CPU
+these passes take as long as the matrix products. XLA merges them, but its own
+CPU products are slow, so only functions marked with `fused` are compiled.
+For TPUs and GPUs, XLA compiles the complete program, where marking a function
+has no effect.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from albert_tf.modeling.attention_bias import (
+    AttentionBias,
+    ExampleNumbers,
+    add_to_scores,
+)
+from albert_tf.modeling.dropout import Masks, keep_prob
+from albert_tf.modeling.gradient_sums import optimization_barrier
+from albert_tf.modeling.target import ProgramTarget
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the keyword argument `fuse`: whether XLA compiles this call.
+
+    XLA compiles the function once for all calls with tensors of the same shapes
+    and equal other arguments, so arguments that differ between layers must be
+    tensors. Its caller provides a gradient, through `tf.custom_gradient`.
+
+    Args:
+        function: Takes tensors, hashable Python values and named tuples of
+            both; reads no variables and contains no matrix product.
+    """
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+
+    @functools.wraps(function)
+    def call(*args: Any, fuse: bool) -> Any:
+        return (compiled if fuse else function)(*args)
+
+    return call
+
+
+# --- Biases and GELU ----------------------------------------------------------
+
+
+# (1 + tanh(y)) / 2 is sigmoid(2 y), and 2 y is this polynomial of x.
+_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
+_CUBIC = 0.044715 * _LINEAR
+
+
+def add_bias(
+    product: tf.Tensor, bias: tf.Tensor, *, target: ProgramTarget
+) -> tf.Tensor:
+    """`layers.add_bias` without a float32 copy of the product."""
+
+    @tf.custom_gradient
+    def add(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return upstream, bias_gradient(upstream)
+
+        return product + bias, gradient
+
+    return add(product, bias)
+
+
+def bias_gradient(d_sum: tf.Tensor) -> tf.Tensor:
+    """The gradient of a bias, as a product with ones.
+
+    Matrix products accumulate bfloat16 in float32. On a CPU, TensorFlow's
+    `reduce_sum` does not: over 1,000 rows it is 3 % off, over 8,000 rows 25 %.
+    """
+    rows = tf.reshape(d_sum, [-1, d_sum.shape[-1]])
+    return tf.matmul(tf.ones([1, tf.shape(rows)[0]], rows.dtype), rows)[0]
+
+
+def bias_gelu(
+    product: tf.Tensor, bias: tf.Tensor, *, target: ProgramTarget
+) -> tf.Tensor:
+    """`layers.bias_gelu`, which keeps only its arguments for the gradient."""
+
+    @tf.custom_gradient
+    def gelu(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            d_sum = _gelu_gradient(product, bias, upstream, fuse=target.fuse)
+            return d_sum, bias_gradient(d_sum)
+
+        return _gelu(product, bias, fuse=target.fuse), gradient
+
+    return gelu(product, bias)
+
+
+@fused
+def _gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    x = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * tf.square(x)))
+    return tf.cast(x * gate, product.dtype)
+
+
+@fused
+def _gelu_gradient(
+    product: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor
+) -> tf.Tensor:
+    x = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * tf.square(x)))
+    slope = x * (_LINEAR + 3.0 * _CUBIC * tf.square(x))
+    derivative = gate + gate * (1.0 - gate) * slope
+    return tf.cast(tf.cast(upstream, tf.float32) * derivative, product.dtype)
+
+
+# --- LayerNorm ----------------------------------------------------------------
+
+
+def layer_norm(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    *,
+    target: ProgramTarget,
+) -> tf.Tensor:
+    """`layers.layer_norm`, whose gradient reads `x` less often."""
+
+    @tf.custom_gradient
+    def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
+        normal, scale = _standardize(x, *_moments(x), epsilon)
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            rows = list(range(x.shape.rank - 1))
+            return (
+                _standardize_gradient(upstream * gamma, normal, scale),
+                tf.reduce_sum(upstream * normal, axis=rows),
+                tf.reduce_sum(upstream, axis=rows),
+            )
+
+        return normal * gamma + beta, gradient
+
+    return norm(x, gamma, beta)
+
+
+def bias_dropout_add_norm(
+    residual: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    masks: Masks,
+    *,
+    target: ProgramTarget,
+) -> tf.Tensor:
+    """`layers.bias_dropout_add_norm`: one pass forward and one backward.
+
+    It draws the dropout mask a second time in the backward pass. For the
+    gradient, it keeps the normalised rows. On a TPU, it keeps the sum of
+    residual and output, rounded to the compute dtype, and the moments of its
+    rows, which are computed with the product. Each operation that reads the
+    result normalises the sum again, so the result is never stored.
+    """
+
+    @tf.custom_gradient
+    def end(
+        residual: tf.Tensor,
+        product: tf.Tensor,
+        bias: tf.Tensor,
+        gamma: tf.Tensor,
+        beta: tf.Tensor,
+    ) -> Any:
+        result, normal, scale = _add_and_norm(
+            residual,
+            product,
+            bias,
+            gamma,
+            beta,
+            epsilon,
+            masks,
+            target.is_tpu,
+            fuse=target.fuse,
+        )
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            d_residual, d_product, d_gamma_rows = _add_and_norm_gradient(
+                upstream, normal, scale, gamma, masks, fuse=target.fuse
+            )
+            return (
+                d_residual,
+                d_product,
+                bias_gradient(d_product),
+                tf.reduce_sum(d_gamma_rows, axis=[0, 1]),
+                tf.reduce_sum(tf.cast(upstream, tf.float32), axis=[0, 1]),
+            )
+
+        return result, gradient
+
+    return end(residual, product, bias, gamma, beta)
+
+
+@fused
+def _add_and_norm(
+    residual: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    masks: Masks,
+    keeps_sum: bool,
+) -> tuple[tf.Tensor, ...]:
+    """Returns the result, the normalised rows, and the scale of each row."""
+    output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    total = tf.cast(residual, tf.float32) + masks.apply(output)
+    mean, square = _moments(total)
+    if keeps_sum:
+        # Without the barrier, the compiler stores the result, and keeps product
+        # and residual in place of their sum.
+        total, mean, square = optimization_barrier(
+            [tf.cast(total, residual.dtype), mean, square]
+        )
+        total = tf.cast(total, tf.float32)
+    normal, scale = _standardize(total, mean, square, epsilon)
+    return tf.cast(normal * gamma + beta, residual.dtype), normal, scale
+
+
+@fused
+def _add_and_norm_gradient(
+    upstream: tf.Tensor,
+    normal: tf.Tensor,
+    scale: tf.Tensor,
+    gamma: tf.Tensor,
+    masks: Masks,
+) -> tuple[tf.Tensor, ...]:
+    """Gradients of the residual and of the product, and of gamma by row."""
+    dtype, upstream = upstream.dtype, tf.cast(upstream, tf.float32)
+    d_total = _standardize_gradient(upstream * gamma, normal, scale)
+    return (
+        tf.cast(d_total, dtype),
+        tf.cast(masks.apply(d_total), dtype),
+        upstream * normal,
+    )
+
+
+def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean of each row, and the mean of its squares."""
+    mean = tf.reduce_mean(x, axis=-1, keepdims=True)
+    return mean, tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
+
+
+def _standardize(
+    x: tf.Tensor, mean: tf.Tensor, square: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of mean 0 and deviation 1, and the factor that scaled each row.
+
+    The variance is the mean of squares minus the square of the mean, so both
+    means can be computed while `x` is written. The difference is precise enough
+    in float32 unless the mean of a row is hundreds of times its deviation.
+    """
+    # Rounding can make the variance of a constant row negative.
+    variance = tf.maximum(square - tf.square(mean), 0.0)
+    scale = tf.math.rsqrt(variance + epsilon)
+    return (x - mean) * scale, scale
+
+
+def _standardize_gradient(
+    d_normal: tf.Tensor, normal: tf.Tensor, scale: tf.Tensor
+) -> tf.Tensor:
+    mean = tf.reduce_mean(d_normal, axis=-1, keepdims=True)
+    along = tf.reduce_mean(d_normal * normal, axis=-1, keepdims=True)
+    return scale * (d_normal - mean - normal * along)
+
+
+# --- Attention ----------------------------------------------------------------
+
+
+Projected = tuple[tf.Tensor, tf.Tensor]
+
+
+def attention(
+    query: Projected,
+    key: Projected,
+    value: Projected,
+    attention_bias: AttentionBias,
+    masks: Masks,
+    num_heads: int,
+    *,
+    target: ProgramTarget,
+) -> tf.Tensor:
+    """`attention.attention`, with a memory layout that suits the device.
+
+    On a TPU, products and context have the layout of `attention.ToHeads`.
+    """
+    size = query[1].shape[0] // num_heads
+
+    def heads(projected: Projected, scale: float = 1.0) -> tf.Tensor:
+        if target.is_tpu:
+            return _add_bias(*projected, num_heads, scale)
+        return _add_bias_and_split(*projected, num_heads, scale, target.fuse)
+
+    # Scales the queries rather than the scores, which have more entries.
+    context = attend(
+        heads(query, size**-0.5),
+        heads(key),
+        heads(value),
+        attention_bias,
+        masks,
+        target,
+    )
+    return context if target.is_tpu else join_heads(context)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The memory layout of heads, and the three products in that layout.
+
+    With `positions_last`, for TPUs, it is `(batch, heads, size, length)`, and
+    otherwise `(batch, heads, length, size)`. Scores are `(batch, heads,
+    queries, keys)` in either layout.
+    """
+
+    positions_last: bool
+
+    @property
+    def size_axis(self) -> int:
+        return 2 if self.positions_last else 3
+
+    def scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        last = self.positions_last
+        return tf.matmul(query, key, transpose_a=last, transpose_b=not last)
+
+    def sum_over_keys(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        if self.positions_last:
+            return tf.matmul(key, scores, transpose_b=True)
+        return tf.matmul(scores, key)
+
+    def sum_over_queries(
+        self, scores: tf.Tensor, query: tf.Tensor
+    ) -> tf.Tensor:
+        if self.positions_last:
+            return tf.matmul(query, scores)
+        return tf.matmul(scores, query, transpose_a=True)
+
+    def by_query(self, numbers: tf.Tensor) -> tf.Tensor:
+        """`(batch, heads, queries)`, to be multiplied with the context."""
+        if self.positions_last:
+            return numbers[:, :, tf.newaxis]
+        return numbers[..., tf.newaxis]
+
+
+def _add_bias_and_split(
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    num_heads: int,
+    scale: float,
+    fuse: bool,
+) -> tf.Tensor:
+    @tf.custom_gradient
+    def split(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            d_product = _scale_and_join(upstream, scale, fuse=fuse)
+            return d_product, bias_gradient(d_product)
+
+        heads = _scale_and_split(product, bias, num_heads, scale, fuse=fuse)
+        return heads, gradient
+
+    return split(product, bias)
+
+
+@fused
+def _scale_and_split(
+    product: tf.Tensor, bias: tf.Tensor, num_heads: int, scale: float
+) -> tf.Tensor:
+    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    return split_heads(tf.cast(total * scale, product.dtype), num_heads)
+
+
+@fused
+def _scale_and_join(upstream: tf.Tensor, scale: float) -> tf.Tensor:
+    scaled = tf.cast(tf.cast(upstream, tf.float32) * scale, upstream.dtype)
+    return join_heads(scaled)
+
+
+def split_heads(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """`(batch, length, H)` -> `(batch, heads, length, size)`."""
+    batch, length, width = tf.unstack(tf.shape(x))
+    by_heads = tf.reshape(x, [batch, length, num_heads, width // num_heads])
+    return tf.transpose(by_heads, [0, 2, 1, 3])
+
+
+def join_heads(by_heads: tf.Tensor) -> tf.Tensor:
+    """`(batch, heads, length, size)` -> `(batch, length, H)`."""
+    batch, heads, length, size = tf.unstack(tf.shape(by_heads))
+    by_length = tf.transpose(by_heads, [0, 2, 1, 3])
+    return tf.reshape(by_length, [batch, length, heads * size])
+
+
+def _add_bias(
+    product: tf.Tensor, bias: tf.Tensor, num_heads: int, scale: float
+) -> tf.Tensor:
+    """For a TPU: `(x W + b) * scale`, `(batch, heads, size, length)`."""
+
+    @tf.custom_gradient
+    def add(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            d_total = tf.cast(upstream, tf.float32) * scale
+            d_product = tf.cast(d_total, product.dtype)
+            d_bias = tf.reduce_sum(tf.cast(d_product, tf.float32), axis=[0, 3])
+            return d_product, tf.cast(tf.reshape(d_bias, [-1]), bias.dtype)
+
+        by_heads = tf.reshape(tf.cast(bias, tf.float32), [num_heads, -1, 1])
+        total = tf.cast(product, tf.float32) + by_heads
+        result = tf.cast(total * scale, product.dtype)
+        # Without the barrier, the compiler for v6e adds the bias wherever the
+        # result is read, and computes the product of the scores twice.
+        (result,) = optimization_barrier([result])
+        return result, gradient
+
+    return add(product, bias)
+
+
+def attend(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    attention_bias: AttentionBias,
+    masks: Masks,
+    target: ProgramTarget,
+) -> tf.Tensor:
+    """softmax(Q K^T + bias) V, with dropout of the probabilities.
+
+    For the backward pass it keeps its arguments, its result and one number
+    per score in the compute dtype: the exponential, negative where dropout
+    drops it. The softmax denominator divides the context, which is smaller
+    than the scores. Likewise, the backward pass computes the sum over keys of
+    probabilities times their gradients from the context and its gradient. So
+    it computes the gradients of the scores in one pass.
+
+    Queries, which are scaled, keys, values and the context are in the
+    `_Layout` of the target. `attention_bias` and `masks`: see
+    `attention.attention`.
+
+    Reference:
+        [Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682), for
+        dividing last; [Dao et al., 2022](https://arxiv.org/abs/2205.14135),
+        appendix B.2, for the sum.
+    """
+    layout = _Layout(positions_last=target.is_tpu)
+
+    @tf.custom_gradient
+    def attended(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        bias = attention_bias
+        if target.is_tpu and isinstance(bias, ExampleNumbers):
+            # The compiler would store a bias that all heads share.
+            bias = bias.bias(num_heads=query.shape[1])
+        weights, kept, factor = _exponentials(
+            layout.scores(query, key), bias, masks, fuse=target.fuse
+        )
+        factor = layout.by_query(factor)
+        if target.is_tpu:
+            # Without the barrier, the compiler computes both values once for
+            # each operation that reads them.
+            weights, factor = optimization_barrier([weights, factor])
+            kept = _kept(weights, masks.rate)
+        context = _multiply(
+            layout.sum_over_keys(kept, value), factor, fuse=target.fuse
+        )
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            d_sum, mean = _context_gradient(
+                upstream,
+                factor,
+                context,
+                masks.rate,
+                layout.size_axis,
+                target.is_tpu,
+                fuse=target.fuse,
+            )
+            d_scores, kept = _scores_gradient(
+                layout.scores(d_sum, value),
+                weights,
+                mean,
+                masks.rate,
+                target.float32_score_gradients,
+                fuse=target.fuse,
+            )
+            return (
+                layout.sum_over_keys(d_scores, key),
+                layout.sum_over_queries(d_scores, query),
+                layout.sum_over_queries(kept, d_sum),
+            )
+
+        return context, gradient
+
+    return attended(query, key, value)
+
+
+@fused
+def _exponentials(
+    scores: tf.Tensor, attention_bias: AttentionBias, masks: Masks
+) -> tuple[tf.Tensor, ...]:
+    """Exponentials of the softmax, negative where dropped; the same, 0 there.
+
+    Third, the factor of the context: 1 / (denominator * keep probability).
+    """
+    dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
+    scores = add_to_scores(scores, attention_bias)
+    largest = tf.reduce_max(scores, axis=-1, keepdims=True)
+    weights = tf.exp(scores - largest)
+    total = tf.reduce_sum(weights, axis=-1) * keep_prob(masks.rate)
+    if masks.rate:
+        keep = masks.keep(tf.shape(weights))
+        weights = tf.where(keep, weights, -weights)
+    weights = tf.cast(weights, dtype)
+    return weights, _kept(weights, masks.rate), 1.0 / total
+
+
+def _kept(weights: tf.Tensor, rate: float) -> tf.Tensor:
+    return tf.nn.relu(weights) if rate else weights
+
+
+@fused
+def _multiply(context: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.cast(context, tf.float32) * factor, context.dtype)
+
+
+@fused
+def _context_gradient(
+    upstream: tf.Tensor,
+    factor: tf.Tensor,
+    context: tf.Tensor,
+    rate: float,
+    size_axis: int,
+    has_barrier: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradient of the context before `_multiply`, and `mean`.
+
+    `mean` is the sum over keys of probabilities times their gradients, over the
+    softmax denominator.
+    """
+    products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
+    mean = tf.reduce_sum(products, axis=size_axis, keepdims=True)
+    if has_barrier:
+        # Without the barrier, the compiler keeps and copies the gradient in
+        # float32, and computes the sum in a separate pass.
+        upstream, mean = optimization_barrier([upstream, mean])
+    d_sum = tf.cast(upstream, tf.float32) * factor
+    mean = tf.squeeze(mean * factor, size_axis)[..., tf.newaxis]
+    return tf.cast(d_sum, upstream.dtype), mean * keep_prob(rate)
+
+
+@fused
+def _scores_gradient(
+    d_kept: tf.Tensor,
+    weights: tf.Tensor,
+    mean: tf.Tensor,
+    rate: float,
+    in_float32: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradient of the scores; the exponentials, 0 where dropped.
+
+    All operations that read the gradient round it to the compute dtype, so XLA
+    may store it so. With `in_float32`, it stores the gradient in float32.
+    """
+    signed = tf.cast(weights, tf.float32)
+    d_scores = signed * (tf.cast(d_kept, tf.float32) - mean)
+    if rate:
+        d_scores = tf.where(signed < 0, signed * mean, d_scores)
+    if in_float32:
+        # XLA lowers the precision of floats only, so the barrier gets integers.
+        (bits,) = optimization_barrier([tf.bitcast(d_scores, tf.uint32)])
+        d_scores = tf.bitcast(bits, tf.float32)
+    return tf.cast(d_scores, weights.dtype), _kept(weights, rate)
+
+
+# --- Loss and rematerialization -----------------------------------------------
+
+
+def cross_entropy(
+    product: tf.Tensor, bias: tf.Tensor, labels: tf.Tensor
+) -> tf.Tensor:
+    """The cross-entropy of the logits `product + bias`, for TPUs.
+
+    The gradient of the logits is never stored: the three products that read it
+    compute it from the logits. `training/pretraining.py` selects this kernel.
+
+    Args:
+        product: float32, `(batch, predictions, classes)`.
+        bias: float32, `(classes,)`.
+        labels: int32, `(batch, predictions)`.
+
+    Returns:
+        float32, `(batch, predictions)`, in nats.
+    """
+
+    @tf.custom_gradient
+    def losses_of(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        logits = product + bias
+        largest = tf.reduce_max(logits, axis=-1, keepdims=True)
+        total = tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True)
+        of_labels = tf.gather(
+            logits, labels, axis=-1, batch_dims=labels.shape.rank
+        )
+        losses = tf.squeeze(largest + tf.math.log(total), -1) - of_labels
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            upstream = upstream[..., tf.newaxis]
+
+            def d_logits(logits: tf.Tensor) -> tf.Tensor:
+                d_softmax = tf.exp(logits - largest) * (upstream / total)
+                is_label = tf.range(logits.shape[-1]) == labels[..., tf.newaxis]
+                return d_softmax - tf.where(is_label, upstream, 0.0)
+
+            # Without the barrier, the compiler stores the gradient.
+            (again,) = optimization_barrier([logits])
+            d_bias = _sum_rows(d_logits(again))
+            return d_logits(logits), d_bias
+
+        return losses, gradient
+
+    return losses_of(product, bias)
+
+
+def _sum_rows(x: tf.Tensor) -> tf.Tensor:
+    """The sum of all rows of `(batch, length, width)`, as a matrix product."""
+    # With a single row of ones, the compiler for TPUs would not compute a
+    # matrix product. Each of eight rows has ones for every eighth row of `x`.
+    shape = tf.shape(x)[:2]
+    numbers = tf.reshape(tf.range(tf.reduce_prod(shape)), shape)
+    is_summed = numbers % 8 == tf.range(8)[:, tf.newaxis, tf.newaxis]
+    sums = tf.einsum("ebl,blw->ew", tf.cast(is_summed, x.dtype), x)
+    return tf.reduce_sum(sums, axis=0)
+
+
+def remat(
+    function: Callable[[tf.Tensor], tf.Tensor], *, target: ProgramTarget
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """`backbone.remat`, with a barrier before recomputation where XLA compiles.
+
+    Some releases of XLA detect that `tf.recompute_grad` computes the same
+    values twice, and keep the first result: libtpu 0.0.51 does, 0.0.42 does
+    not.
+    """
+    if not target.is_compiled:
+        return tf.recompute_grad(function)
+
+    @tf.custom_gradient
+    def computed(x: tf.Tensor) -> Any:
+        result = function(x)
+
+        def gradient(
+            upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()
+        ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            # Waits for the gradient, so that nothing is computed early.
+            again, upstream = optimization_barrier([x, upstream])
+            with tf.GradientTape() as tape:
+                tape.watch(again)
+                result = function(again)
+            d_x, *d_variables = tape.gradient(
+                result, [again, *variables], output_gradients=upstream
+            )
+            return d_x, d_variables
+
+        return result, gradient
+
+    return computed

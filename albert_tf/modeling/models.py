@@ -1,0 +1,289 @@
+"""ALBERT with heads: the models that pretraining and fine-tuning train."""
+
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig, TaskHeadConfig
+from albert_tf.config.task import MULTIPLE_CHOICE
+from albert_tf.modeling.backbone import AlbertBackbone
+from albert_tf.modeling.dropout import Dropout, choose
+from albert_tf.modeling.heads import (
+    BeamSpanHead,
+    ClassificationHead,
+    MaskedLanguageModelHead,
+    SentenceHead,
+    SpanHead,
+)
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+
+
+class AlbertPretrainer(keras.layers.Layer):
+    """The backbone and the pretraining heads.
+
+    `dtype`, `remat` and `name`: see `AlbertBackbone`.
+
+    Args:
+        sentence_objective: "sop", "nsp", or "none", which leaves out the
+            sentence head and the pooler.
+
+    Example:
+        >>> config = ModelConfig(
+        ...     vocab_size=11, embedding_size=4, hidden_size=6,
+        ...     num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        ... )
+        >>> pretrainer = AlbertPretrainer(config)
+        >>> pretrainer.build()
+        >>> ids = tf.constant([[2, 5, 4, 3]])
+        >>> outputs = pretrainer({
+        ...     "input_ids": ids,
+        ...     "input_mask": tf.ones_like(ids),
+        ...     "segment_ids": tf.zeros_like(ids),
+        ...     "masked_lm_positions": tf.constant([[2]]),
+        ... })
+        >>> outputs["mlm_logits"].shape, outputs["sentence_logits"].shape
+        (TensorShape([1, 1, 11]), TensorShape([1, 2]))
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sentence_objective: str = "sop",
+        dtype: str = "float32",
+        remat: bool = False,
+        name: str = "albert",
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.sentence_objective = sentence_objective
+        self.has_sentence_head = sentence_objective != "none"
+        backbone = AlbertBackbone(
+            config,
+            dtype=dtype,
+            remat=remat,
+            has_pooler=self.has_sentence_head,
+            name=name,
+        )
+        # Keras lists variables in the order in which layers are assigned.
+        # The rounding of sums over all variables depends on this order.
+        self.embeddings = backbone.embeddings
+        self.encoder = backbone.encoder
+        self.masked_lm = MaskedLanguageModelHead(config)
+        if self.has_sentence_head:
+            self.pooler = backbone.pooler
+            self.sentence = SentenceHead(config)
+        self.backbone = backbone
+
+    def build(self) -> None:
+        """Creates every variable; needs no shapes."""
+        self.backbone.build()
+        self.masked_lm.build()
+        if self.has_sentence_head:
+            self.sentence.build()
+
+    def call(
+        self,
+        batch: Mapping[str, tf.Tensor],
+        dropout: Dropout | None = None,
+        target: ProgramTarget = DEFAULT_TARGET,
+        training: bool | None = None,
+    ) -> dict[str, tf.Tensor]:
+        """Predicts the masked tokens and the class of each pair.
+
+        The encoder's last block is computed only where the heads read it.
+
+        Args:
+            batch: int32 tensors; further ones are ignored.
+                `input_ids`, `input_mask`, `segment_ids`: `(batch, length)`.
+                `masked_lm_positions`: `(batch, predictions)`; padding slots
+                may hold any position. `next_sentence_positions`: `(batch,
+                examples)`, only in packed batches; the positions of `[CLS]`,
+                and 0 for an unused slot. In packed batches, `input_mask` holds
+                the number of each token's example.
+
+        Returns:
+            `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
+            `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
+            float32, `(batch, 2)`, unless `sentence_objective` is "none". For
+            packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
+            With `target.recomputes_logit_gradients`, also the terms of the
+            logits, for the loss: `mlm_product`, with their shape, and
+            `mlm_bias`, float32, `(vocab_size,)`.
+        """
+        sequence_output, pooled_output = self.backbone(
+            batch["input_ids"],
+            batch["input_mask"],
+            batch["segment_ids"],
+            output_positions=batch["masked_lm_positions"],
+            cls_positions=batch.get("next_sentence_positions"),
+            dropout=dropout,
+            target=target,
+            training=training,
+        )
+        words = self.backbone.embeddings.word_embeddings
+        product, bias = self.masked_lm(sequence_output, words, target=target)
+        outputs = {"mlm_logits": product + bias}
+        if target.recomputes_logit_gradients:
+            outputs |= {"mlm_product": product, "mlm_bias": bias}
+        return {**outputs, **self._classify(pooled_output)}
+
+    def encode(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Encodes every position, and classifies each pair.
+
+        Args:
+            batch: As in `call`, without `masked_lm_positions`.
+
+        Returns:
+            `sequence_output`: compute dtype, `(batch, length, H)`;
+            `pooled_output` and `sentence_logits` as in `call`.
+        """
+        sequence_output, pooled_output = self.backbone(
+            batch["input_ids"],
+            batch["input_mask"],
+            batch["segment_ids"],
+            cls_positions=batch.get("next_sentence_positions"),
+        )
+        classes = self._classify(pooled_output)
+        return {"sequence_output": sequence_output, **classes}
+
+    def mlm_logits(self, hidden: tf.Tensor) -> tf.Tensor:
+        """`mlm_logits` as in `call`, of the encoder's output at positions."""
+        words = self.backbone.embeddings.word_embeddings
+        product, bias = self.masked_lm(hidden, words)
+        return product + bias
+
+    def _classify(
+        self, pooled_output: tf.Tensor | None
+    ) -> dict[str, tf.Tensor]:
+        if pooled_output is None:
+            return {}
+        return {
+            "pooled_output": pooled_output,
+            "sentence_logits": self.sentence(pooled_output),
+        }
+
+
+class AlbertForTask(keras.layers.Layer):
+    """The backbone and the head of a task.
+
+    `dtype`, `remat` and `name`: see `AlbertBackbone`.
+
+    Args:
+        dropout_rate: Dropout rate of the head, in training.
+
+    Example:
+        >>> config = ModelConfig(
+        ...     vocab_size=11, embedding_size=4, hidden_size=6,
+        ...     num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        ... )
+        >>> head = TaskHeadConfig("multiple_choice", num_choices=3)
+        >>> model = AlbertForTask(config, head)
+        >>> model.build()
+        >>> ids = tf.constant([[2, 5, 6, 3] * 3])  # an example of three choices
+        >>> outputs = model({
+        ...     "input_ids": ids,
+        ...     "input_mask": tf.ones_like(ids),
+        ...     "segment_ids": tf.zeros_like(ids),
+        ... })
+        >>> outputs["logits"].shape
+        TensorShape([1, 3])
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        head: TaskHeadConfig,
+        dropout_rate: float = 0.0,
+        dtype: str = "float32",
+        remat: bool = False,
+        name: str = "albert",
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.head_config = head
+        self.backbone = AlbertBackbone(
+            config,
+            dtype=dtype,
+            remat=remat,
+            has_pooler=head.has_pooler,
+            name=name,
+        )
+        self.head: ClassificationHead | SpanHead | BeamSpanHead
+        if head.has_pooler:
+            self.head = ClassificationHead(
+                config, head.num_outputs, dropout_rate
+            )
+        elif head.is_beam:
+            self.head = BeamSpanHead(config, dropout_rate)
+        else:
+            self.head = SpanHead(config)
+
+    def build(self) -> None:
+        """Creates every variable; needs no shapes."""
+        self.backbone.build()
+        self.head.build()
+
+    def call(
+        self,
+        batch: Mapping[str, tf.Tensor],
+        dropout: Dropout | None = None,
+        target: ProgramTarget = DEFAULT_TARGET,
+        training: bool | None = None,
+    ) -> dict[str, tf.Tensor]:
+        """Computes the logits of the task.
+
+        Args:
+            batch: int32 `input_ids`, `input_mask` and `segment_ids`, `(batch,
+                length)`, or for multiple choice `(batch, num_choices *
+                length)`: the sequences of an example, one after the other.
+                For the beam head also `p_mask`, `(batch, length)`, and, to
+                compute its loss, `start_position`, `(batch, 1)`.
+
+        Returns:
+            For question answering, `start_logits` and `end_logits`, float32,
+            `(batch, length)`, or the outputs of `BeamSpanHead`. Otherwise
+            `logits`, float32: `(batch, classes)`, `(batch, 1)` for regression,
+            `(batch, num_choices)` for multiple choice.
+        """
+        dropout = choose(dropout, training, self.config)
+        inputs = {
+            name: self._split_choices(batch[name])
+            for name in ("input_ids", "input_mask", "segment_ids")
+        }
+        input_ids = inputs["input_ids"]
+        reads_cls_only = self.head_config.has_pooler
+        outputs = self.backbone(
+            **inputs,
+            # The last block is then computed at [CLS] only.
+            output_positions=input_ids[:, :0] if reads_cls_only else None,
+            dropout=dropout,
+            target=target,
+        )
+        if isinstance(self.head, ClassificationHead):
+            logits = self.head(
+                outputs.pooled_output, dropout=dropout, target=target
+            )
+            if self.head_config.kind == MULTIPLE_CHOICE:
+                logits = tf.reshape(logits, [-1, self.head_config.num_choices])
+            return {"logits": logits}
+        if isinstance(self.head, SpanHead):
+            start_logits, end_logits = tf.unstack(
+                self.head(outputs.sequence_output)
+            )
+            return {"start_logits": start_logits, "end_logits": end_logits}
+        starts = batch.get("start_position")
+        return self.head(
+            outputs.sequence_output,
+            batch["p_mask"],
+            None if starts is None else starts[:, 0],
+            dropout=dropout,
+            target=target,
+        )
+
+    def _split_choices(self, ids: tf.Tensor) -> tf.Tensor:
+        """Gives each choice a row: `(batch * num_choices, length)`."""
+        num_choices = self.head_config.num_choices
+        if num_choices == 1:
+            return ids
+        return tf.reshape(ids, [-1, keras.ops.shape(ids)[1] // num_choices])
