@@ -222,14 +222,6 @@ class Finetuning(Objective):
         num_sequences = data.global_batch_size * self.num_sequences
         return 3 * num_sequences * (encoder + pooler + head)
 
-    def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        return cost.estimate_memory(
-            self._config,
-            num_replicas,
-            self.num_parameters(),
-            self.num_sequences,
-        )
-
     def chance_loss(self) -> float | None:
         if self._head.num_classes:
             return math.log(self._head.num_classes)

@@ -1,4 +1,4 @@
-"""What a training step costs: operations and memory.
+"""What a training step costs: operations, and the memory that it used.
 
 Reference:
     [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), appendix B,
@@ -9,7 +9,6 @@ Reference:
 
 import contextlib
 import math
-import pathlib
 import resource
 import sys
 
@@ -21,13 +20,9 @@ from albert_tf.config import (
     DataConfig,
     DistributionConfig,
     ModelConfig,
-    PretrainingConfig,
 )
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
-from albert_tf.training.optimizers import BLOCK_KERNELS
-
-PROCESS_STATUS = pathlib.Path("/proc/self/status")
 
 
 def flops_per_step(
@@ -46,7 +41,7 @@ def flops_per_step(
         sentence_objective: "none" has neither pooler nor sentence head.
     """
     hidden, embedding = model.hidden_size, model.embedding_size
-    predictions = num_predictions(data)
+    predictions = _length_of("masked_lm_ids", data)
     # Slots for sentence labels in a row; empty slots are computed, too.
     sentences = 0
     if sentence_objective != "none":
@@ -82,11 +77,6 @@ def encoder_flops(model: ModelConfig, length: int, reads: int) -> int:
     return row
 
 
-def num_predictions(data: DataConfig) -> int:
-    """Number of slots for masked tokens in a row."""
-    return _length_of("masked_lm_ids", data)
-
-
 def _length_of(name: str, data: DataConfig) -> int:
     """Number of values of a feature in a row."""
     features = stored_features("static", data.packing)
@@ -120,108 +110,18 @@ def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
     return sum(math.prod(weight.shape) for weight in weights)
 
 
-def estimate_memory(
-    config: PretrainingConfig,
-    num_replicas: int,
-    num_parameters: int,
-    num_sequences: int = 1,
-    num_logits: int = 0,
-) -> dict[str, int]:
-    """Estimates the bytes that a training step needs on one device, by purpose.
+def peak_memory() -> tuple[str, int]:
+    """The first local TPU or GPU, or "this process", and its peak in bytes.
 
-    The formula of Korthikanti et al. counts the activations that are kept for
-    the backward pass. It is accurate to a factor of about 1.5: compilers fuse
-    operations, and frameworks keep more tensors. The estimate counts the last
-    block at all positions.
-
-    Args:
-        num_sequences: Number of sequences in an example.
-        num_logits: Number of logits for an example.
-
-    Reference:
-        [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.
+    The TPUs of a slice of several hosts belong to other processes.
     """
-    model, data = config.model, config.data
-    weights = 4 * num_parameters
-    rows = (
-        num_sequences
-        * data.global_batch_size
-        // num_replicas
-        // data.gradient_accumulation_steps
-    )
-    length, hidden = data.max_seq_length, model.hidden_size
-    width = 2 if config.distribution.precision == "mixed_bfloat16" else 4
-    # Bytes per entry of the hidden states, if numbers have 2 bytes.
-    per_entry = 34 + 5 * model.num_attention_heads * length / hidden
-    block = int(rows * length * hidden * per_entry * width / 2)
-    blocks = model.num_hidden_layers * model.inner_group_num
-    if config.distribution.remat:
-        kept = blocks * rows * length * hidden * width + block
-    else:
-        kept = blocks * block
-    logits = 4 * rows * num_logits
-    moments = 2 * weights
-    if config.optimizer.optimizer == "muon":  # one moment of each kernel
-        moments -= 4 * sum(
-            math.prod(weight.shape)
-            for weight in list_weights(model)
-            if BLOCK_KERNELS.search(weight.path)
-        )
-    return {
-        "weights": weights,
-        "gradients": weights,
-        "moments": moments,
-        "activations": kept,
-        "logits": 3 * logits,
-    }
-
-
-def memory_owner() -> str:
-    """Names the owner of the memory that `peak_memory_bytes` measures.
-
-    It is the first TPU or GPU of this process, e.g. "TPU:0", or else the
-    process itself. The TPUs of a slice of several hosts belong to other
-    processes.
-    """
-    return _accelerator() or "this process"
-
-
-def _accelerator() -> str:
-    """The first local device whose memory TensorFlow reports; "" for none."""
     for kind in ("TPU", "GPU"):
         if tf.config.list_physical_devices(kind):
+            # A device that does not report its memory raises ValueError.
             with contextlib.suppress(ValueError, tf.errors.OpError):
-                tf.config.experimental.get_memory_info(f"{kind}:0")
-                return f"{kind}:0"
-    return ""
-
-
-def peak_memory_bytes() -> int:
-    """Peak memory use of `memory_owner` since `reset_peak_memory`."""
-    device = _accelerator()
-    if device:
-        return tf.config.experimental.get_memory_info(device)["peak"]
-    if PROCESS_STATUS.exists():
-        for line in PROCESS_STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+                device = f"{kind}:0"
+                info = tf.config.experimental.get_memory_info(device)
+                return device, info["peak"]
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def reset_peak_memory() -> bool:
-    """Resets `peak_memory_bytes`; returns whether the system supports it.
-
-    By TensorFlow's sources, a TPU reports its peak, but cannot reset it.
-    """
-    device = _accelerator()
-    if device:
-        with contextlib.suppress(ValueError, tf.errors.OpError):
-            tf.config.experimental.reset_memory_stats(device)
-            return True
-        return False
-    with contextlib.suppress(OSError):
-        # Linux: 5 resets the peak of the resident set; see proc(5).
-        PROCESS_STATUS.with_name("clear_refs").write_text("5")
-        return True
-    return False
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return "this process", peak

@@ -12,10 +12,7 @@ from absl import logging
 from tqdm import tqdm
 
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.strategy import (
-    device_type,
-    per_replica_batch_size,
-)
+from albert_tf.cluster.strategy import device_type, per_replica_batch_size
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import first_line
@@ -114,14 +111,7 @@ class Evaluator:
         self._evaluate_batch = evaluate_batch
 
     def run(self) -> dict[str, float] | None:
-        """Evaluates the model as it is now.
-
-        Returns:
-            The metrics; None if a request to stop cut the evaluation short.
-
-        Raises:
-            UserError: If a record is damaged; the error names it.
-        """
+        """The metrics of the model as it is now; see `collect`."""
         collected = self.collect()
         return collected and self._objective.evaluate(*collected)
 
@@ -198,11 +188,7 @@ class Evaluator:
     def run_and_log(
         self, step: int, run_log: RunLog | None
     ) -> dict[str, float] | None:
-        """Evaluates, and logs the metrics.
-
-        Returns:
-            The same as `run`.
-        """
+        """Evaluates as `run`, and logs the metrics."""
         began = time.monotonic()
         metrics = self.run()
         if metrics is None:
@@ -226,9 +212,6 @@ def evaluate_run(
     make_objective: Callable[[Any], Objective] = Pretraining,
 ) -> None:
     """Evaluates a checkpoint of `--output_dir` and prints JSON.
-
-    Args:
-        make_objective: Makes the objective of the run from its settings.
 
     Raises:
         UserError: If there is no checkpoint, or it does not fit the settings.

@@ -37,9 +37,8 @@ def weighted_sums(
     Args:
         name: Prefix of the keys returned.
         logits: float32, `(..., classes)`.
-        labels: int32, `(...)`.
-        weights: float32, `(...)`.
-        losses: float32, `(...)`, the cross-entropy if it is known.
+        labels: int32, `(...)`, as `weights` and `losses`, both float32.
+        losses: The cross-entropy if it is known.
 
     Returns:
         float32 scalars `NAME_loss_sum`, in nats, `NAME_correct_sum`,
@@ -198,11 +197,7 @@ class Objective(abc.ABC):
         """Computes the means named by `metric_names` from sums over batches."""
 
     def predictions(self, outputs: Any, batch: Batch) -> dict[str, tf.Tensor]:
-        """Computes the predictions that an evaluation collects.
-
-        Returns:
-            Tensors `(batch, ...)` for `evaluate`, by name; empty by default.
-        """
+        """Tensors `(batch, ...)` that an evaluation collects, by name."""
         del outputs, batch
         return {}
 
@@ -219,26 +214,13 @@ class Objective(abc.ABC):
         return {n: float(value) for n, value in self.metrics(sums).items()}
 
     def cost(self, metrics: Mapping[str, float]) -> float:
-        """What the best checkpoint of the run minimises: the loss by default.
-
-        Args:
-            metrics: The result of `evaluate`.
-        """
+        """What the best checkpoint minimises, of the result of `evaluate`."""
         return metrics["loss"]
 
     def events_of_loop(
         self, began_at: int, step: int, metrics: Mapping[str, float]
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Events to log after a device loop; none by default.
-
-        Args:
-            began_at: The step at which the loop began.
-            step: The step at which it ended.
-            metrics: Its metrics.
-
-        Returns:
-            The facts of each event, as JSON, by its kind.
-        """
+        """Events to log after a device loop: facts, as JSON, by kind."""
         del began_at, step, metrics
         return {}
 
@@ -261,10 +243,6 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def flops_per_step(self) -> int:
         """Floating-point operations of a step, of all replicas."""
-
-    @abc.abstractmethod
-    def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        """Estimated bytes that a step needs on a device, by purpose."""
 
     @abc.abstractmethod
     def chance_loss(self) -> float | None:

@@ -3,10 +3,8 @@
 The classes of the same names in `keras.optimizers` differ: they correct the
 bias of the moments, apply weight decay outside LAMB's trust ratio, adapt
 LayerNorm and biases, and clip the gradients of each replica separately. The
-Muon of Keras stores two moments of each matrix, and takes all matrices but
-those that the user excludes. The classes here are plain Python over
-`tf.Variable`s: the trainer reduces and clips the gradients, the optimizer
-applies them.
+Muon of Keras stores two moments of each matrix. Here, the trainer reduces and
+clips the gradients, and the optimizer applies them.
 """
 
 import dataclasses
@@ -25,9 +23,7 @@ from albert_tf.modeling.kernels import fused
 # Variables whose path contains one of these are neither decayed nor adapted.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
 
-# The matrices that Muon updates: query, key, value and output of attention, and
-# the two of the feed-forward layer. Not the embeddings and their projection,
-# the pooler and the heads.
+# The matrices that Muon updates: those of attention and feed-forward layers.
 BLOCK_KERNELS = re.compile(r"encoder/.*_(attention|ffn)/\w+/kernel$")
 
 
@@ -95,19 +91,11 @@ class AdamW:
         self.slots: dict[str, tf.Variable] = {}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the moments of `variables`, all zero.
-
-        Call it in the strategy scope in which the variables were created.
-
-        Raises:
-            ValueError: If two variables have the same path.
-        """
+        """Creates the moments of `variables`, in the same strategy scope."""
         self._variables = list(variables)
         for variable in self._variables:
             for moment in ("m", "v"):
                 name = f"{variable.path}/{moment}"
-                if name in self.slots:
-                    raise ValueError(f"Two variables are {variable.path}")
                 self.slots[name] = _make_slot(name, variable.shape)
 
     def apply(
@@ -120,17 +108,16 @@ class AdamW:
     ) -> dict[str, tf.Tensor]:
         """Updates the variables; call it on every replica.
 
-        Each replica updates its own copies. The arithmetic and its inputs are
-        equal on all replicas, so the copies stay equal.
+        Each replica updates its own copies, which stay equal, since all
+        arguments are.
 
         Args:
             gradients: float32, dense, one for each variable given to `build`,
-                in that order. They must be reduced, so equal on all replicas.
-            learning_rate: float32 scalar, equal on all replicas.
-            gradient_scale: float32 scalar, equal on all replicas, by which
-                all gradients are multiplied; this clips them.
-            fuse: Whether XLA compiles the arithmetic, as
-                `ProgramTarget.fuse` says.
+                in that order, summed over all replicas.
+            learning_rate: float32 scalar.
+            gradient_scale: float32 scalar, by which all gradients are
+                multiplied; this clips them.
+            fuse: Whether XLA compiles the arithmetic; see `ProgramTarget`.
             product_dtype: Type of the operands of Muon's matrix products.
 
         Returns:
@@ -203,15 +190,6 @@ class Lamb(AdamW):
     adapted. A matrix shared by several layers is one variable and has one
     ratio.
 
-    Example:
-        >>> weights = keras.Variable([3.0, 4.0], name="kernel")
-        >>> optimizer = Lamb(OptimizerConfig(weight_decay_rate=0.0))
-        >>> optimizer.build([weights])
-        >>> gradient = tf.constant([1.0, 1.0])
-        >>> metrics = optimizer.apply([gradient], tf.constant(0.1))
-        >>> round(float(metrics["update_norm"]), 4)  # 0.1 |w|
-        0.5
-
     Reference:
         [You et al., 2020](https://arxiv.org/abs/1904.00962), with the
         exclusions, and without the bias correction, of google-research/albert.
@@ -254,7 +232,7 @@ class Muon:
         self._rest = make_optimizer(
             dataclasses.replace(config, optimizer=config.muon_rest)
         )
-        # Positions in the list of all variables.
+        # By their positions in the list of all variables.
         self._matrices: dict[int, keras.Variable] = {}
         self.slots: dict[str, tf.Variable] = {}
 
@@ -323,34 +301,18 @@ class Muon:
         for (_, columns), batch in batches.items():
             places, updates = zip(*batch, strict=True)
             factors = orthogonalize(tf.stack(updates), product_dtype)
-            for i, update in zip(places, tf.unstack(factors), strict=True):
-                norms.append(
-                    self._apply_one(
-                        self._matrices[i],
-                        0.2 * math.sqrt(columns) * update,
-                        learning_rate,
-                        fuse,
-                    )
+            for i, factor in zip(places, tf.unstack(factors), strict=True):
+                variable = self._matrices[i]
+                update = 0.2 * math.sqrt(columns) * factor
+                if variable.shape[0] > variable.shape[1]:
+                    update = tf.transpose(update)
+                weights = tf.convert_to_tensor(variable.value)
+                update += self._config.weight_decay_rate * weights
+                variable.value.assign(
+                    _updated(weights, learning_rate, update, fuse=fuse)
                 )
+                norms.append(learning_rate * tf.linalg.global_norm([update]))
         return {**metrics, "update_norm": tf.norm(norms)}
-
-    def _apply_one(
-        self,
-        variable: keras.Variable,
-        update: tf.Tensor,
-        learning_rate: tf.Tensor,
-        fuse: bool,
-    ) -> tf.Tensor:
-        """Changes a matrix; returns the norm of the change."""
-        rows, columns = variable.shape
-        if rows > columns:
-            update = tf.transpose(update)
-        weights = tf.convert_to_tensor(variable.value)
-        update += self._config.weight_decay_rate * weights
-        variable.value.assign(
-            _updated(weights, learning_rate, update, fuse=fuse)
-        )
-        return learning_rate * tf.linalg.global_norm([update])
 
 
 def orthogonalize(

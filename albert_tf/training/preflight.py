@@ -11,6 +11,7 @@ import itertools
 import logging as python_logging
 import math
 import os
+import pathlib
 import posixpath
 import shutil
 import socket
@@ -23,12 +24,7 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import connect
-from albert_tf.cluster.strategy import (
-    device_type,
-    devices_per_host,
-    make_strategy,
-    per_replica_batch_size,
-)
+from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.workers import is_one_process, sum_over_replicas
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
@@ -75,7 +71,6 @@ REMEDIES = {
     "devices": "Choose another --strategy.",
     "initial weights": "Choose another --init_checkpoint.",
     "batch": "Choose another --global_batch_size.",
-    "memory": TO_SAVE_MEMORY,
     "workers": "See the tables of all workers.",
     "steps": "Fix the error, and rerun.",
 }
@@ -126,9 +121,7 @@ def run(
     Returns:
         The exit status: 1 if a check failed.
     """
-    preflight = Preflight(config, objective or Pretraining(config), strategy)
-    with preflight.made_directories:
-        return preflight.run()
+    return Preflight(config, objective or Pretraining(config), strategy).run()
 
 
 class Preflight:
@@ -136,6 +129,7 @@ class Preflight:
 
     # Each is set by the check named on the right. Checks that read it need
     # that check.
+    directory: str  # output: the run directory, or its innermost parent
     data: TrainingData  # records
     step: int  # run
     initial: InitialWeights | None  # initial weights
@@ -153,8 +147,6 @@ class Preflight:
         self._remedies = {**REMEDIES, **objective.remedies}
         self._num_failed = 0
         self._passed: set[str] = set()
-        # Removes the directories that a check makes.
-        self.made_directories = contextlib.ExitStack()
         self._examples_per_row = 1.0  # until the records are read
 
     def run(self) -> int:
@@ -170,7 +162,6 @@ class Preflight:
         self._check("devices", self._devices)
         self._check("initial weights", self._initial_weights, "run", "devices")
         self._check("batch", self._batch, "devices")
-        self._check("memory", self._memory, "batch")
         self._check("workers", self._workers, "devices")
         self._check(
             "steps",
@@ -258,31 +249,34 @@ class Preflight:
                     "supports it, or pip install 'tensorflow[gcs-filesystem]'.",
                 )
             except tf.errors.OpError as error:
-                fault, remedy = f"{path}: {first_line(error)}", ""
-                if explained := faults.explain(error):
-                    fault, remedy = explained.fault, explained.remedy
-                row = Row(FAIL, fault, remedy or REMEDIES["file systems"])
+                known = faults.explain(error) or UserError(
+                    f"{path}: {first_line(error)}"
+                )
+                remedy = known.remedy or REMEDIES["file systems"]
+                row = Row(FAIL, known.fault, remedy)
             yield row
 
     def _output(self) -> Iterator[Row]:
-        """Writes, reads and removes a file in the run directory."""
-        run_dir = self.config.training.output_dir
-        for parent in reversed(list(parents(run_dir))):
-            if not files.exists(parent):
-                self.made_directories.callback(_remove_if_empty, parent)
-        files.make_directories(run_dir)
+        """Writes and removes a file in the run directory, or in its parent."""
+        self.directory = self.config.training.output_dir
+        if not files.is_remote(self.directory):
+            path = pathlib.Path(self.directory).absolute()
+            self.directory = str(
+                next(p for p in (path, *path.parents) if p.exists())
+            )
         # Other workers may do the same at the same time.
         name = f"preflight-{socket.gethostname()}-{os.getpid()}"
-        probe = posixpath.join(run_dir, name)
+        probe = posixpath.join(self.directory, name)
+        # Locally, this writes a partial file and renames it, as a run does.
+        write = files.write_bytes
+        if files.is_remote(probe):
+            write = files.write_object  # leaves no directory behind
         try:
-            # This writes a partial file and renames it, as a run does.
-            files.write_bytes(probe, b"written by --dry_run")
-            with files.open_existing(probe, "rb") as file:
-                file.read()
+            write(probe, b"written by --dry_run")
         finally:
             for path in (probe, probe + files.PARTIAL_SUFFIX):
                 files.remove(path)
-        yield Row(OK, f"{run_dir} can be written to")
+        yield Row(OK, f"{self.directory} can be written to")
 
     def _room(self) -> Iterator[Row]:
         """Checks that the disk has space for all checkpoints that are kept."""
@@ -301,7 +295,7 @@ class Preflight:
             for name in (CHECKPOINTS_DIR, BEST_DIR)
         )
         needed = max(number - present, 1) * size
-        free = shutil.disk_usage(run_dir).free
+        free = shutil.disk_usage(self.directory).free
         yield judge(
             needed < free,
             f"{format_bytes(free)} free; {number} checkpoints of "
@@ -408,39 +402,13 @@ class Preflight:
             f"{data.gradient_accumulation_steps} micro-batches",
         )
 
-    def _memory(self) -> Iterator[Row]:
-        """Compares an estimate with the memory of a host of CPUs.
-
-        TPUs and GPUs report the memory that the steps need.
-        """
-        if device_type(self.strategy) != "CPU":
-            return
-        sizes = self.objective.memory_per_replica(
-            self.strategy.num_replicas_in_sync
-        )
-        total = sum(sizes.values())
-        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        available = pages * size // devices_per_host(self.strategy)
-        named = ", ".join(
-            f"{n} {format_bytes(size)}" for n, size in sizes.items()
-        )
-        yield judge(
-            total < available,
-            f"each replica needs about {format_bytes(total)}: {named}; memory "
-            f"of the device: {format_bytes(available)}",
-            f"If the steps run out of memory: {TO_SAVE_MEMORY}",
-            unfit=WARN,
-        )
-
     def _workers(self) -> Iterator[Row]:
         """Fails on all workers if a check failed on one of them.
 
-        Otherwise the workers without a failure would train steps, and wait for
-        the one that stopped.
+        Otherwise the others would wait for it in their first step.
         """
         if is_one_process(self.strategy):
             return
-
         with connect(self.config.distribution, self.strategy):
             (failed,) = sum_over_replicas(self.strategy, [self._num_failed])
         if failed > 0:
@@ -470,8 +438,8 @@ class Preflight:
         # The lowest loss is None if the first step begins other records.
         yield self._judge_loss(first, step, trainer.position.lowest_loss)
         yield from self._report_speed(first, timed, step)
-        peak = format_bytes(cost.peak_memory_bytes())
-        text = f"{peak} at its peak, of {cost.memory_owner()}"
+        owner, peak = cost.peak_memory()
+        text = f"{format_bytes(peak)} at its peak, of {owner}"
         yield Row(OK, text, name="memory in use")
 
     def _judge_loss(
@@ -576,20 +544,3 @@ def format_bytes(number: float) -> str:
     units = ("B", "kB", "MB", "GB", "TB")
     power = min(int(math.log10(max(number, 1)) / 3), len(units) - 1)
     return f"{number / 1000**power:,.1f} {units[power]}"
-
-
-def _remove_if_empty(directory: str) -> None:
-    # Another worker may remove it at the same time.
-    with contextlib.suppress(OSError, tf.errors.OpError):
-        if not tf.io.gfile.listdir(directory):
-            files.remove_directory(directory)
-
-
-def parents(path: str) -> Iterator[str]:
-    """A directory and its parents, innermost first, without the bucket."""
-    top = ""
-    if files.is_remote(path):
-        top = "/".join(path.split("/")[:3])
-    while path not in (top, posixpath.dirname(path)):
-        yield path
-        path = posixpath.dirname(path)

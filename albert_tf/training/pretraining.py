@@ -187,16 +187,6 @@ class Pretraining(Objective):
             self._config.model, self._config.data, self._sentence_objective
         )
 
-    def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        config = self._config
-        return cost.estimate_memory(
-            config,
-            num_replicas,
-            self.num_parameters(),
-            num_logits=cost.num_predictions(config.data)
-            * config.model.vocab_size,
-        )
-
     def chance_loss(self) -> float:
         loss = math.log(self._config.model.vocab_size)
         if self._sentence_objective != "none":
@@ -211,9 +201,8 @@ def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
         outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
             predictions, vocab_size)`, and, with a sentence head,
             `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
-            2)` for packed batches. If they have the terms of `mlm_logits`,
-            `mlm_product` and `mlm_bias`, the gradient of the logits is computed
-            wherever it is read.
+            2)` for packed batches; and perhaps the terms of `mlm_logits`,
+            `mlm_product` and `mlm_bias`.
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
@@ -226,9 +215,6 @@ def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
         float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
         and, with a sentence head, `sentence_loss_sum`,
         `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
-
-    Reference:
-        [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
     """
     labels, losses = batch["masked_lm_ids"], None
     if "mlm_product" in outputs:
@@ -254,21 +240,14 @@ def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
 
 
 def example_weights(batch: Batch) -> tf.Tensor:
-    """The weight of each example: 1, or 0 for a padding example.
-
-    Args:
-        batch: As in `pretraining_sums`.
-
-    Returns:
-        float32, `(batch,)`; for packed batches, `(batch, examples)`.
-    """
+    """float32, `(batch,)`, packed `(batch, examples)`: 0 for padding, or 1."""
     if SENTENCE_WEIGHTS in batch:
         return batch[SENTENCE_WEIGHTS]
     return tf.cast(batch["input_mask"][:, 0], tf.float32)
 
 
 def metric_names(sentence_objective: str) -> tuple[str, ...]:
-    """The keys of `mean_metrics`, by sentence objective."""
+    """The keys of `mean_metrics`; loss is the sum of both losses."""
     masked_lm = ("loss", "masked_lm_loss", "masked_lm_accuracy")
     if sentence_objective == "none":
         return masked_lm
@@ -276,38 +255,31 @@ def metric_names(sentence_objective: str) -> tuple[str, ...]:
 
 
 def mean_metrics(sums: Mapping[str, tf.Tensor]) -> Scalars:
-    """Computes losses in nats and accuracies from 0 to 1.
+    """The `metric_names`: losses in nats, accuracies; float32 scalars.
 
     Args:
         sums: `pretraining_sums`, added up over any batches.
-
-    Returns:
-        float32 scalars: masked_lm_loss, masked_lm_accuracy and, with a
-        sentence objective, sentence_order_loss, sentence_order_accuracy;
-        loss is the sum of both losses.
     """
-    masked_lm_loss = _ratio(sums, "mlm", "loss")
+
+    def mean(task: str, quantity: str) -> tf.Tensor:
+        return tf.math.divide_no_nan(
+            sums[f"{task}_{quantity}_sum"], sums[f"{task}_weight_sum"]
+        )
+
+    masked_lm_loss = mean("mlm", "loss")
     result = {
         "loss": masked_lm_loss,
         "masked_lm_loss": masked_lm_loss,
-        "masked_lm_accuracy": _ratio(sums, "mlm", "correct"),
+        "masked_lm_accuracy": mean("mlm", "correct"),
     }
     if "sentence_weight_sum" in sums:
-        sentence_loss = _ratio(sums, "sentence", "loss")
+        sentence_loss = mean("sentence", "loss")
         result |= {
             "loss": masked_lm_loss + sentence_loss,
             "sentence_order_loss": sentence_loss,
-            "sentence_order_accuracy": _ratio(sums, "sentence", "correct"),
+            "sentence_order_accuracy": mean("sentence", "correct"),
         }
     return result
-
-
-def _ratio(
-    sums: Mapping[str, tf.Tensor], task: str, quantity: str
-) -> tf.Tensor:
-    return tf.math.divide_no_nan(
-        sums[f"{task}_{quantity}_sum"], sums[f"{task}_weight_sum"]
-    )
 
 
 def describe(values: Mapping[str, float], sentence_objective: str) -> str:
@@ -330,9 +302,8 @@ def describe_reference(
     """Formats the accuracies of the paper, which used other data.
 
     Args:
-        sentence_objective: Sentence objective of the model.
-        objective_of_records: Sentence objective of the held-out records; "" if
-            it is that of the model.
+        sentence_objective: Of the model.
+        objective_of_records: Of the held-out records; "" if it is the same.
     """
     accuracies = PAPER_REFERENCE[sentence_objective]
     parts = [f"mlm {accuracies['masked_lm_accuracy']:.1%}"]

@@ -55,10 +55,7 @@ SENDING_S = 60.0
 
 @dataclasses.dataclass
 class StepTimes:
-    """Times of the steps since the last line of the log.
-
-    A checkpoint within a device loop stores them, so that the line of the loop
-    counts the steps of all processes.
+    """Times of the steps since the last line of the log; checkpoints hold them.
 
     Attributes:
         seconds: Time of each step that compiled no program.
@@ -76,11 +73,7 @@ class StepTimes:
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Self:
-        """Restores the times from the notes of a checkpoint.
-
-        Older versions noted no times, or did not separate the steps that
-        compiled a program.
-        """
+        """Restores the times; older versions noted other fields, or none."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{n: value for n, value in notes.items() if n in names})
 
@@ -94,7 +87,7 @@ class StepTimes:
         self.compiling_seconds.append(round(seconds, 6))
 
     def add(self, times: np.ndarray, ended: float, cpu_seconds: float) -> None:
-        """Adds the times of steps that compiled no program.
+        """Adds steps that compiled no program.
 
         Args:
             times: `train_step.Steps.times`, float64, `(steps, 3)`.
@@ -114,11 +107,7 @@ class StepTimes:
 
 
 class BatchContent(NamedTuple):
-    """The mean content of a global batch.
-
-    It comes from the metadata of the records, not from counts of each batch. So
-    it adds no operation to the compiled step, and its mean over an epoch is
-    exact.
+    """The mean content of a global batch, from the metadata of the records.
 
     Attributes:
         tokens: Number of positions, padding included.
@@ -144,13 +133,7 @@ class Progress:
             processes have spent.
         describe: Formats the metrics of the objective.
         began: When this process began, in seconds since the epoch; None: now.
-
-    Attributes:
-        was_steady: Whether the steps of the last metrics ran without
-            compiling.
     """
-
-    was_steady = False
 
     def __init__(
         self,
@@ -187,27 +170,19 @@ class Progress:
         )
 
     def advance(self, times: StepTimes) -> dict[str, float]:
-        """Computes the `TIMING_METRICS` of a line of the log.
+        """Computes the `TIMING_METRICS` of the steps since the last line.
 
-        `loop_seconds` is the time of the steps, without the time of compiling;
-        the latter is `compile_seconds`, included if a step compiled a program.
-        Such a step counts as one of median time; the rest of its time is that
-        of compiling. If no other steps are known, all its time is.
-        `cpu_seconds` is the CPU time of this process in the steps, and
-        `input_bound_share` the fraction of their time that they waited for
-        their batch; both leave out steps that compiled a program.
-        `mfu` is included if the peak is known. `goodput` is the time of all
-        steps that were not rolled back or lost, divided by the time since the
-        run's first process began, time between processes included.
-        `useful_share`, `useful_tokens_per_second` and `useful_mfu` are
-        included if the number of tokens in the records is known.
-
-        Args:
-            times: Of the steps since the last line.
+        A step that compiled a program counts as one of median time in
+        `loop_seconds`; the rest of its time, or all if no other step is known,
+        is `compile_seconds`. `cpu_seconds` and `input_bound_share` leave such
+        steps out. `goodput` is the time of all steps that were not rolled back
+        or lost, divided by the time since the run's first process began.
         """
         compiling = times.compiling_seconds
-        self.was_steady = not compiling
-        self._update_speed(times)
+        if times.seconds:
+            average = sum(times.seconds) / len(times.seconds)
+            previous = self._seconds_per_step or average
+            self._seconds_per_step = 0.8 * previous + 0.2 * average
         total = max(times.total, 1e-9)
         mean = total / (len(times.seconds) + len(compiling))
         seconds = np.array(times.seconds or compiling)
@@ -241,13 +216,6 @@ class Progress:
             if self._peak_flops:
                 metrics["useful_mfu"] = share * metrics["mfu"]
         return metrics
-
-    def _update_speed(self, times: StepTimes) -> None:
-        """Updates the step time that the remaining time is estimated from."""
-        if times.seconds:
-            mean = sum(times.seconds) / len(times.seconds)
-            previous = self._seconds_per_step or mean
-            self._seconds_per_step = 0.8 * previous + 0.2 * mean
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the progress line of training."""
@@ -293,8 +261,8 @@ def _duration(seconds: float) -> str:
 class Profiler:
     """Profiles the steps of `--profile_steps`, for TensorBoard.
 
-    On a slice of several hosts, the chips belong to the servers of the hosts.
-    So the servers make the profile, for a number of seconds instead of steps.
+    On a slice of several hosts, the servers of the hosts make the profile, for
+    a number of seconds instead of steps.
 
     Args:
         servers: HOST:PORT of the servers of a slice; () profiles this process.
@@ -320,11 +288,7 @@ class Profiler:
         self._running = False
 
     def begin_loop(self, step: int) -> bool:
-        """Begins the profile if it is due at this step, or ends it.
-
-        Returns:
-            The same as `end`.
-        """
+        """Begins the profile if it is due at this step, or ends it as `end`."""
         if self._steps is None:
             return False
         first, last = self._steps
@@ -340,18 +304,14 @@ class Profiler:
         seconds = SHORTEST_S
         if self.steps_per_second:
             seconds = max(seconds, num_steps / self.steps_per_second)
-        self._traced = self._trace(min(seconds, LONGEST_S))
-
-    def _trace(self, seconds: float) -> futures.Future[None]:
-        """Requests profiles from the servers, in the background."""
-        traced: futures.Future[None] = futures.Future()
+        milliseconds = int(1000 * min(seconds, LONGEST_S))
+        servers = ",".join(f"grpc://{server}" for server in self._servers)
+        traced = self._traced = futures.Future()
 
         def trace() -> None:
             try:
                 tf.profiler.experimental.client.trace(
-                    ",".join(f"grpc://{server}" for server in self._servers),
-                    self._directory,
-                    int(1000 * seconds),
+                    servers, self._directory, milliseconds
                 )
             except Exception as error:
                 traced.set_exception(error)
@@ -361,7 +321,6 @@ class Profiler:
         # A process waits at its end for all threads, except for daemons. A
         # silent host would keep the process alive.
         threading.Thread(target=trace, name="profile", daemon=True).start()
-        return traced
 
     def end(self) -> bool:
         """Ends the profile, if there is one; returns whether it was written."""

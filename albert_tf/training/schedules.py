@@ -83,13 +83,9 @@ def learning_rate(
 def scaled_learning_rate(batch_size: int) -> float:
     """Peak rate of the paper, scaled by the square root of the batch size.
 
-    The settings of the paper (4096, 0.00176, 3125) are one row of a table by
-    the authors of LAMB. In its other rows, from batch size 512 to 32768, the
-    rate is proportional to the square root of the batch size and the warm-up
-    is 3125 steps.
-
     Reference:
-        [You et al., 2020](https://arxiv.org/abs/1904.00962), Table 4.
+        [You et al., 2020](https://arxiv.org/abs/1904.00962), Table 4, for
+        batches from 512 to 32768; all with a warm-up of 3125 steps.
     """
     return PAPER_LEARNING_RATE * math.sqrt(batch_size / PAPER_BATCH_SIZE)
 
@@ -115,16 +111,15 @@ def describe_learning_rate(
     )
     if optimizer.num_decay_steps:
         line += f", decaying in the last {optimizer.num_decay_steps} steps"
-    if optimizer.optimizer == "muon":
-        if optimizer.learning_rate <= LARGEST_MUON_RATE:
+    if optimizer.optimizer != "lamb":
+        is_muon = optimizer.optimizer == "muon"
+        if not is_muon or optimizer.learning_rate <= LARGEST_MUON_RATE:
             return line, ""
         return line, (
             f"learning_rate {optimizer.learning_rate:g} is one for LAMB: Muon "
             "takes rates like AdamW's, e.g. --learning_rate=0.001 for a small "
             "model"
         )
-    if optimizer.optimizer != "lamb":
-        return line, ""
     scaled = scaled_learning_rate(batch_size)
     line += (
         f"; the paper's for a batch of {batch_size} examples: {scaled:.3g} "
@@ -132,25 +127,16 @@ def describe_learning_rate(
     )
     if config.training.num_train_steps < LONG_RUN_STEPS:
         return line, ""
+    scaling = " scaled by the square root of the batch size"
+    rate = optimizer.learning_rate / scaled
+    warmup = optimizer.num_warmup_steps / PAPER_WARMUP_STEPS
     warnings = [
-        f"{name} is {value / published:.3g} times that of the paper{scaling}"
-        for name, value, published, far, scaling in (
-            (
-                "learning_rate",
-                optimizer.learning_rate,
-                scaled,
-                FAR_RATE,
-                " scaled by the square root of the batch size",
-            ),
-            (
-                "num_warmup_steps",
-                optimizer.num_warmup_steps,
-                PAPER_WARMUP_STEPS,
-                FAR_WARMUP,
-                "",
-            ),
+        f"{name} is {ratio:.3g} times that of the paper{more}"
+        for name, ratio, far, more in (
+            ("learning_rate", rate, FAR_RATE, scaling),
+            ("num_warmup_steps", warmup, FAR_WARMUP, ""),
         )
-        if not 1 / far <= value / published <= far
+        if not 1 / far <= ratio <= far
     ]
     if not warnings:
         return line, ""

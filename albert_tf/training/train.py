@@ -72,13 +72,12 @@ def train(
         checkpoint and returns another status; see `cluster.preemption`.
 
     Raises:
-        UserError: For settings, records or checkpoints that do not fit, for
-            settings that ask for something else than training, and for a run
-            that diverges.
+        UserError: For settings, records or checkpoints that do not fit, and for
+            a run that diverges.
         RetryError: For lost workers and hosts.
     """
     began = began or time.time()
-    _check_trains(config)
+    config.require("output_dir")
     objective = objective or Pretraining(config)
     # 1. Records and run directory, before any device is touched.
     data = objective.find_training_data()
@@ -108,11 +107,10 @@ def open_run(
     initial: InitialWeights | None = None,
     began: float | None = None,
 ) -> "Run":
-    """Opens a run: resumes it, or starts a new one.
+    """Opens a run: resumes it, or starts a new one from `initial` or at random.
 
     Args:
-        initial: Weights that a new run starts from; None for random ones.
-        began: When the start-up began, in seconds since the epoch; None: now.
+        began: See `train`.
     """
     began = began or time.time()
     _check_batches(config, held_out, host)
@@ -126,8 +124,6 @@ def open_run(
     if held_out is not None:
         model = trainer.state.model
         evaluator = Evaluator(host, model, objective, held_out, config)
-    # Variables and position: from the newest checkpoint; or else from another
-    # model, at step 0; or else random, at step 0.
     restore_began = time.monotonic()
     resumed = trainer.start(initial)
     restore_s = time.monotonic() - restore_began
@@ -165,14 +161,12 @@ def open_run(
 class Run:
     """The loop of a run in one process; made by `open_run`.
 
-    An outer Python loop around the loop on the devices: each iteration trains
-    up to a boundary, the next step at which the host must act. Then it checks
-    for divergence, logs, evaluates and saves.
+    Each iteration trains up to a boundary, the next step at which the host must
+    act. Then it checks for divergence, logs, evaluates and saves.
 
     After divergence, and after a failed read of intact records, the run returns
     to its newest checkpoint. After divergence it skips the batches read since
-    that checkpoint; the run directory lists them, so that every later process
-    reads the same batches.
+    then, which the run directory lists for every later process.
 
     Args:
         evaluator: Evaluates the model; None without held-out records.
@@ -201,16 +195,9 @@ class Run:
         )
         self._rereads = 0
         self._reread_at = -1  # the step of the last failed read
-        # Rate, step time in seconds and peak memory in bytes (None: unknown)
-        # before a change of dropout, until they are compared with those after.
-        self._before_change: tuple[float, float, int | None] | None = None
 
     def train(self) -> int:
-        """Trains to the last step, or until a request to stop.
-
-        Returns:
-            The exit status.
-        """
+        """Trains to the last step or a request to stop; returns the status."""
         position, training = self.position, self.config.training
         last_step, evaluated = training.num_train_steps, False
         if position.to_evaluate:
@@ -275,10 +262,7 @@ class Run:
         )
 
     def _is_due(self, *intervals: int) -> bool:
-        """Whether an action is due: at multiples of an interval and at the end.
-
-        An interval of 0 has no multiples.
-        """
+        """Whether an action is due: at multiples (of 0: never), and the end."""
         step = self.position.step
         at_end = step == self.config.training.num_train_steps
         return at_end or any(i and step % i == 0 for i in intervals)
@@ -286,11 +270,9 @@ class Run:
     # Metrics.
 
     def _end_loop(self) -> dict[str, float] | None:
-        """Checks for divergence and logs the metrics since the last line.
+        """Logs and returns the metrics since the last line.
 
-        Returns:
-            All metrics of the line; None if the run has diverged and has
-            returned to a checkpoint.
+        After divergence, returns to a checkpoint, and None.
         """
         position = self.position
         rates = schedules.dropout_rates(position.step - 1, self.config)
@@ -326,20 +308,11 @@ class Run:
         """Logs scheduled changes after a loop, and the objective's events."""
         step, config = self.position.step, self.config
         self.profiler.steps_per_second = metrics["steps_per_second"]
-        # Compare after the first loop at the new rate without compiling.
-        if self._before_change and self.progress.was_steady:
-            self._compare_dropout(metrics)
         is_last = step == config.training.num_train_steps
         before = schedules.dropout_rates(step - 1, config)
         after = schedules.dropout_rates(step, config)
         if after != before and not is_last:
             self.log_event("dropout", before=before.hidden, after=after.hidden)
-            memory_bytes = cost.peak_memory_bytes()
-            self._before_change = (
-                before.hidden,
-                metrics["step_seconds_median"],
-                memory_bytes if cost.reset_peak_memory() else None,
-            )
         if self.data.next_change(step - 1) == step and not is_last:
             name = self.data.at(step).name
             logging.info("training on %s from step %d on", name, step)
@@ -347,27 +320,6 @@ class Run:
         events = self.trainer.objective.events_of_loop(began_at, step, metrics)
         for kind, facts in events.items():
             self.log_event(kind, **facts)
-
-    def _compare_dropout(self, metrics: Mapping[str, float]) -> None:
-        """Logs the step time and the memory before and after a change."""
-        assert self._before_change
-        rate_before, seconds_before, memory_before = self._before_change
-        self._before_change = None
-        memory = ""
-        if memory_before is not None:
-            memory = (
-                f", peak memory of {cost.memory_owner()} "
-                f"{memory_before / 1e9:.2f} GB -> "
-                f"{cost.peak_memory_bytes() / 1e9:.2f} GB"
-            )
-        logging.info(
-            "dropout %g -> %g: step %.3g s -> %.3g s%s",
-            rate_before,
-            metrics["dropout"],
-            seconds_before,
-            metrics["step_seconds_median"],
-            memory,
-        )
 
     def log_event(self, kind: str, **facts: Any) -> None:
         """Logs an event at the current step."""
@@ -382,9 +334,6 @@ class Run:
 
     def _evaluate(self, logs: bool = True) -> bool:
         """Evaluates, if there are held-out records, and saves the best model.
-
-        Args:
-            logs: Whether to log the metrics.
 
         Returns:
             Whether there is a complete evaluation, not cut short by a stop.
@@ -414,9 +363,6 @@ class Run:
         The log gets a line unless it has one of the same held-out examples. In
         any case, the checkpoint is saved to `best/` if it belongs there: an
         earlier process may have failed to write it.
-
-        Returns:
-            The same as `_evaluate`.
         """
         assert self.evaluator
         step, run_log = self.position.step, self.run_log
@@ -447,9 +393,8 @@ class Run:
     def _save_before_error(self) -> None:
         """Saves the steps before an evaluation that failed.
 
-        The next process repeats only the evaluation. If the checkpoint cannot
-        be written, e.g. because a worker is lost, the log says so, and the
-        error of the evaluation still ends the run.
+        The next process repeats only the evaluation, whose error still ends
+        this one if the checkpoint cannot be written.
         """
         try:
             self.save()
@@ -465,11 +410,7 @@ class Run:
     # The end of the process.
 
     def _stop_early(self) -> int:
-        """Saves, and returns the exit status of an interrupted run.
-
-        Raises:
-            UserError: If the checkpoint could not be written.
-        """
+        """Saves, and returns the exit status of an interrupted run."""
         position, stop = self.position, self.host.stop
         assert stop, "a request to stop"
         self._end_profile()
@@ -523,15 +464,7 @@ class Run:
     # Returns to a checkpoint.
 
     def _roll_back(self, reason: str, metrics: Mapping[str, float]) -> None:
-        """Logs a divergence, and continues from a checkpoint with later data.
-
-        Args:
-            reason: How the run has diverged.
-            metrics: The metrics of the divergence, for the log.
-
-        Raises:
-            UserError: If the settings require the run to stop instead.
-        """
+        """Logs a divergence, and returns to a checkpoint with later data."""
         logging.error("diverged at step %d: %s", self.position.step, reason)
         self.log_event("diverged", reason=reason, **metrics)
         rollback, lost_s = self.trainer.roll_back(reason)
@@ -549,9 +482,7 @@ class Run:
 
         Raises:
             UserError: If a record is damaged; the error names it.
-            RetryError: If the run must be restarted: because it has several
-                workers, or because TensorFlow has cancelled a sum over the
-                replicas, and refuses all sums of this process from then on.
+            RetryError: If the run must be restarted.
             tf.errors.OpError: `error` itself, if it has another cause, or if
                 reading fails again and again although no record is damaged.
         """
@@ -604,26 +535,7 @@ class Run:
             lost_s = self.run_log.lost_seconds
         self._end_profile()
         self.progress.recount()
-        self._before_change = None
         return lost_s
-
-
-def _check_trains(config: PretrainingConfig) -> None:
-    """Checks that the settings ask for training, and say where."""
-    config.require("output_dir")
-    training = config.training
-    if training.dry_run:
-        raise UserError(
-            "train() needs dry_run=False",
-            received="dry_run=True",
-            remedy="For a dry run, use the command with --dry_run.",
-        )
-    if training.mode not in ("train", "train_and_predict"):
-        raise UserError(
-            "train() needs mode=train",
-            received=f"mode={training.mode}",
-            remedy="For other modes, use the command with --mode.",
-        )
 
 
 def _check_lanes(config: PretrainingConfig, num_hosts: int) -> None:
@@ -700,15 +612,12 @@ def _log_start(
         _log_software(software, training.output_dir)
     facts: dict[str, Any] = {**times, "software": software}
     if resumed:
-        lost_s = 0.0
-        if run.run_log:
-            # The next line includes the time before the checkpoint.
-            lost_s = max(run.run_log.lost_seconds - position.times.total, 0.0)
-        run.log_event("resume", **facts, lost_s=lost_s)
+        lost_s = run.run_log.lost_seconds if run.run_log else 0.0
+        # The next line includes the time before the checkpoint.
+        facts["lost_s"] = max(lost_s - position.times.total, 0.0)
     elif initial:
-        run.log_event("start", **facts, warm_start=initial.report)
-    else:
-        run.log_event("start", **facts)
+        facts["warm_start"] = initial.report
+    run.log_event("resume" if resumed else "start", **facts)
 
 
 def _log_software(software: Mapping[str, str], run_dir: str) -> None:
@@ -717,24 +626,21 @@ def _log_software(software: Mapping[str, str], run_dir: str) -> None:
         "software: %s",
         ", ".join(f"{name} {value}" for name, value in software.items()),
     )
-    earlier = [
-        event["software"]
-        for event in read_events(run_dir)
-        if "software" in event
+    before = software
+    for event in read_events(run_dir):
+        before = event.get("software", before)
+    changes = [
+        f"{name}: {before.get(name, 'none')} before, "
+        f"now {software.get(name, 'none')}"
+        for name in sorted({*before, *software})
+        if before.get(name) != software.get(name)
     ]
-    if not earlier or earlier[-1] == software:
-        return
-    before = earlier[-1]
-    logging.warning(
-        "the run continues with other software (%s): its results may differ "
-        "in rounding from those of a run that was not stopped",
-        ", ".join(
-            f"{name}: {before.get(name, 'none')} before, "
-            f"now {software.get(name, 'none')}"
-            for name in sorted({*before, *software})
-            if before.get(name) != software.get(name)
-        ),
-    )
+    if changes:
+        logging.warning(
+            "the run continues with other software (%s): its results may "
+            "differ in rounding from those of a run that was not stopped",
+            ", ".join(changes),
+        )
 
 
 def _log_summary(trainer: Trainer) -> None:
@@ -744,20 +650,16 @@ def _log_summary(trainer: Trainer) -> None:
     logging.info("configuration: %s", config.to_dict())
     variables = trainer.state.model.trainable_variables
     records = data.at(trainer.position.step).records
-    is_packed = records.packing != "none"
+    rows, unit, packed = config.data.global_batch_size, "examples", ""
+    if records.packing != "none":
+        unit, examples = "rows", rows * records.examples_per_row
+        packed = f"; {rows} rows hold {examples:.0f} examples on average"
     logging.info(
         "%d parameters; batch %d = %d replicas x %d %s in %d micro-batches%s",
         sum(math.prod(v.shape) for v in variables),
-        config.data.global_batch_size,
-        num_replicas,
-        config.data.global_batch_size // num_replicas,
-        "rows" if is_packed else "examples",
+        *(rows, num_replicas, rows // num_replicas, unit),
         config.data.gradient_accumulation_steps,
-        f"; {config.data.global_batch_size} rows hold "
-        f"{config.data.global_batch_size * records.examples_per_row:.0f} "
-        "examples on average"
-        if is_packed
-        else "",
+        packed,
     )
     line, warning = schedules.describe_learning_rate(
         config, records.examples_per_row

@@ -72,11 +72,7 @@ class Position:
         return cls(0, dict.fromkeys(metric_names, 0.0))
 
     def to_notes(self, **facts: Any) -> dict[str, Any]:
-        """The notes of a checkpoint, as JSON; floats are restored bit for bit.
-
-        Args:
-            facts: Further notes, by key.
-        """
+        """Notes of a checkpoint, as JSON; floats are restored bit for bit."""
         notes = dataclasses.asdict(self)
         del notes["step"]  # the checkpoint stores it itself
         return {**notes, **facts}
@@ -166,13 +162,10 @@ class Trainer:
     def start(self, initial: InitialWeights | None) -> Checkpoint | None:
         """Restores or initializes the variables. The order matters.
 
-        1. The run has a checkpoint: resumes from the newest one, even if
-           `initial` is given.
+        1. The run has a checkpoint: resumes from the newest one, which it
+           returns, even if `initial` is given.
         2. `initial` is given: starts from these weights of another model.
         3. Otherwise: starts from random weights.
-
-        Returns:
-            The checkpoint that the run resumes from, if any.
 
         Raises:
             UserError: If no checkpoint can be read, or if there is none but
@@ -199,11 +192,7 @@ class Trainer:
         return checkpoint
 
     def advance(self, until: int) -> bool:
-        """Trains up to a step, or until all processes stop on request.
-
-        Returns:
-            Whether there is a request to stop.
-        """
+        """Trains up to a step, or until a request to stop; returns whether."""
         position = self.position
         while position.step < until:
             self._scale_learning_rate()
@@ -317,7 +306,7 @@ class Trainer:
         """Saves a checkpoint to `best/` if its held-out loss is the lowest.
 
         Args:
-            examples: Describes the held-out examples, as JSON.
+            examples: `Evaluator.examples`.
 
         Returns:
             Whether it is saved.
@@ -328,11 +317,7 @@ class Trainer:
             )
 
     def is_late(self) -> bool:
-        """Whether `--save_checkpoints_minutes` asks for a checkpoint.
-
-        Only the process that saves acts on the answer, so processes need not
-        agree.
-        """
+        """Whether `--save_checkpoints_minutes` asks for a checkpoint."""
         minutes = self.config.training.save_checkpoints_minutes
         passed_s = time.monotonic() - self._saved_at
         return bool(minutes) and passed_s >= 60 * minutes
@@ -343,15 +328,11 @@ class Trainer:
             self.store.wait()
 
     def finish_saving(self, *directories: str) -> None:
-        """Waits for the last checkpoint, in all processes.
-
-        Args:
-            directories: `checkpoints` or `best`: the directories whose last
-                checkpoint must be written.
+        """Waits for the last checkpoints, in all processes.
 
         Raises:
-            UserError: If it could not be written; a `RetryError` if the cause
-                is temporary.
+            UserError: If one of these directories, `checkpoints` or `best`,
+                could not be written; a `RetryError` if the cause is temporary.
         """
         self.wait_for_saves()
         for directory in directories:
@@ -374,10 +355,7 @@ class Trainer:
         )
 
     def go_back(self, avoided: int | None = None) -> float:
-        """Returns to the newest checkpoint.
-
-        Args:
-            avoided: Step of a checkpoint to use only if there is no other.
+        """Returns to the newest checkpoint; `avoided` as for `restore`.
 
         Returns:
             The time in seconds of the steps that no line of the log includes,
@@ -398,13 +376,10 @@ class Trainer:
         return lost_s - position.times.total
 
     def roll_back(self, reason: str) -> tuple[Rollback, float]:
-        """Returns to the newest checkpoint, to continue with later data.
+        """Returns to a checkpoint after divergence, and skips the data since.
 
-        If the previous rollback returned to the same checkpoint, this one
-        returns to the checkpoint before it.
-
-        Args:
-            reason: How the run has diverged.
+        It is the newest one, or the one before if the previous rollback
+        returned to it.
 
         Returns:
             The rollback, and the lost time in seconds, as of `go_back`.

@@ -80,7 +80,6 @@ _SENTENCE_HEAD = f"{MODEL_NAME}/sentence/"
 
 _OWNER = re.compile(r"/(group|layer)_(\d+)(_inner_group_\d+_(attention|ffn))/")
 
-
 # Number of records in which tokens are counted, for the report.
 COUNTED_RECORDS = 1000
 
@@ -122,41 +121,42 @@ class WarmStart:
 
         Args:
             variables: The initialised variables of the run by path, and their
-                moments by `"<path>/m"` and `"<path>/v"`.
+                moments, all zero, by `"<path>/m"` and `"<path>/v"`.
         """
         assigned: dict[str, np.ndarray] = {}
         for path, source in self.sources.items():
-            variable = variables[path]
             values = self.weights.values[source]
+            shape = variables[path].shape.as_list()
             if path in (_PIECES, _PIECE_BIAS) and self.kept_pieces:
-                values = _place_pieces(
-                    values, variable.numpy(), self.kept_pieces
-                )
+                of_kept = values[self.kept_pieces.model_ids]
+                mean = of_kept.mean(axis=0, dtype=np.float64)
+                new = (variables[path].numpy() + mean).astype(np.float32)
+                values = self._place(path, values, new)
             elif path == _POSITIONS:
-                values = np.resize(values, variable.shape.as_list())
+                values = np.resize(values, shape)
             assigned[path] = values
-            if self.takes_moments:
-                for moment in MOMENTS:
-                    assigned[f"{path}/{moment}"] = self._moment(
-                        path, f"{source}/{moment}", variable.shape.as_list()
-                    )
+            for moment in MOMENTS if self.takes_moments else ():
+                assigned[f"{path}/{moment}"] = self._place(
+                    path,
+                    self.weights.slots[f"{source}/{moment}"],
+                    np.zeros(shape, np.float32),
+                )
         Replicas({name: variables[name] for name in assigned}).assign(assigned)
         for line in self.describe():
             logging.info("%s", line)
 
-    def _moment(self, path: str, source: str, shape: list[int]) -> np.ndarray:
-        """Moments of a variable; those of new pieces and positions are 0."""
-        values = self.weights.slots[source]
+    def _place(
+        self, path: str, values: np.ndarray, new: np.ndarray
+    ) -> np.ndarray:
+        """Values of kept pieces or positions in their rows of `new`."""
         if path in (_PIECES, _PIECE_BIAS) and self.kept_pieces:
             run_ids, model_ids = self.kept_pieces
-            placed = np.zeros(shape, np.float32)
-            placed[run_ids] = values[model_ids]
-            return placed
-        if path == _POSITIONS:
-            placed = np.zeros(shape, np.float32)
-            placed[: len(values)] = values[: len(placed)]
-            return placed
-        return values
+            new[run_ids] = values[model_ids]
+        elif path == _POSITIONS:
+            new[: len(values)] = values[: len(new)]
+        else:
+            return values
+        return new
 
     def describe(self) -> list[str]:
         """Describes the report, one line for each fact."""
@@ -236,13 +236,10 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
 def plan(
     config: PretrainingConfig, records: RecordSet, weights: ModelWeights
 ) -> WarmStart:
-    """Plans which weights a run takes over; checks that the model fits.
+    """Plans which weights a run takes over; see `read`.
 
     Args:
         records: Records with the vocabulary of the run.
-
-    Raises:
-        UserError: If the model does not fit; see `read`.
     """
     settings = config.initialization
     here, there = config.model, weights.config
@@ -271,10 +268,8 @@ def plan(
         kept_pieces,
         settings.init_optimizer_state,
         make_report(config, weights, sources, paths)
-        | {
-            "vocabularies_known": bool(vocabulary and records.metadata),
-            "pieces": _report_pieces(config, weights, kept_pieces, records),
-        },
+        | {"vocabularies_known": bool(vocabulary and records.metadata)}
+        | _report_pieces(config, weights, kept_pieces, records),
     )
 
 
@@ -284,13 +279,18 @@ def make_report(
     sources: Mapping[str, str],
     paths: Sequence[str],
 ) -> dict[str, Any]:
-    """Returns the report of a run that keeps the vocabulary of the model.
+    """The report of a run that keeps the model's vocabulary.
 
     Args:
         sources: As in `WarmStart`.
         paths: The variables of the run.
     """
     here, there = config.model, weights.config
+    others = {}  # groups and layers that start from another one, by name
+    for path, source in sources.items():
+        to, taken = _OWNER.search(path), _OWNER.search(source)
+        if to and taken and to[0] != taken[0]:
+            others[to[0].strip("/")] = taken[0].strip("/")
     return {
         "init_checkpoint": config.initialization.init_checkpoint,
         "step": weights.step,
@@ -309,11 +309,15 @@ def make_report(
         "layers": {
             "here": here.num_hidden_layers,
             "there": there.num_hidden_layers,
-            "taken_from": _other_owners(sources),
+            "taken_from": others,
         },
         "initialized": [path for path in paths if path not in sources],
         "unused": sorted(set(weights.values) - set(sources.values())),
     }
+
+
+def _pieces_of(vocabulary: Tokenizer) -> list[str]:
+    return [vocabulary.id_to_piece(i) for i in range(vocabulary.vocab_size)]
 
 
 def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
@@ -328,66 +332,34 @@ def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
 def _find_sources(
     config: PretrainingConfig, weights: ModelWeights
 ) -> dict[str, str]:
-    """Maps the variables of the run to those of the model, by path.
-
-    Variables that the model lacks are left out.
-    """
+    """Maps variables of the run to those of the model that they start from."""
     objective = config.training.sentence_objective
-    sources = {
-        weight.path: _source_of(
-            weight.path,
-            config.model,
-            weights.config,
-            config.initialization.init_from_group0,
-        )
-        for weight in list_weights(config.model, objective)
-    }
     same_task = objective == weights.sentence_objective
-    return {
-        path: source
-        for path, source in sources.items()
-        if source in weights.values
-        and (same_task or not path.startswith(_SENTENCE_HEAD))
-    }
-
-
-def _source_of(
-    path: str, here: ModelConfig, there: ModelConfig, from_group0: bool
-) -> str:
-    """Path in the model of the variable that a run's variable starts from."""
-    match = _OWNER.search(path)
-    if not match:
-        return path
-    _, number, rest, kind = match.groups()
-    _, num_here = _owners_of(here, kind)
-    owner, num_there = _owners_of(there, kind)
-    taken = int(number)
-    if not from_group0:
-        taken = taken * num_there // num_here
-    elif taken >= num_there:
-        taken = 0
-    return path.replace(match[0], f"/{owner}_{taken}{rest}/")
+    sources = {}
+    for path in (w.path for w in list_weights(config.model, objective)):
+        source = path
+        if match := _OWNER.search(path):
+            _, number, rest, kind = match.groups()
+            _, num_here = _owners_of(config.model, kind)
+            owner, num_there = _owners_of(weights.config, kind)
+            taken = int(number)
+            if not config.initialization.init_from_group0:
+                taken = taken * num_there // num_here
+            elif taken >= num_there:
+                taken = 0
+            source = path.replace(match[0], f"/{owner}_{taken}{rest}/")
+        if source in weights.values and (
+            same_task or not path.startswith(_SENTENCE_HEAD)
+        ):
+            sources[path] = source
+    return sources
 
 
 def _owners_of(config: ModelConfig, kind: str) -> tuple[str, int]:
-    """Finds the owners of a kind of sublayer.
-
-    Returns:
-        "group" or "layer", and the number of these owners.
-    """
+    """The kind of owner of a sublayer, "group" or "layer", and their number."""
     if config.parameter_sharing in ("all", kind):
         return "group", config.num_hidden_groups
     return "layer", config.num_hidden_layers
-
-
-def _other_owners(sources: Mapping[str, str]) -> dict[str, str]:
-    """Groups and layers that start from another group or layer, by name."""
-    others = {}
-    for path, source in sources.items():
-        here, there = _OWNER.search(path), _OWNER.search(source)
-        if here and there and here[0] != there[0]:
-            others[here[0].strip("/")] = there[0].strip("/")
-    return others
 
 
 def _match_pieces(
@@ -403,12 +375,19 @@ def _match_pieces(
 
     Args:
         model_file: Vocabulary of the model; "" if it is unknown.
-
-    Raises:
-        UserError: If a vocabulary is unknown and the sizes differ, or if a
-            file holds another vocabulary than the model or the records.
     """
-    _check_given_vocabulary(weights, model_file)
+    own = weights.vocabulary
+    # A user may pass the vocabulary of the records by mistake.
+    if own not in ("", model_file) and _pieces_of(Tokenizer(own)) != _pieces_of(
+        Tokenizer(model_file)
+    ):
+        raise UserError(
+            "init_vocabulary must have the pieces of the vocabulary of "
+            "init_checkpoint",
+            received=f"{model_file}, and {own}",
+            remedy="Omit --init_vocabulary; the vocabulary of the run comes "
+            "with its records.",
+        )
     if not model_file or records.metadata is None:
         _check_unknown_vocabulary(config, weights, model_file)
         return None
@@ -423,7 +402,15 @@ def _match_pieces(
         )
     if of_model.sha256 == records.metadata.vocabulary_sha256:
         return None
-    of_run = _vocabulary_of_records(records, records.metadata)
+    path = posixpath.join(records.directory, features.TOKENIZER_FILE)
+    of_run = Tokenizer(path)
+    if of_run.sha256 != records.metadata.vocabulary_sha256:
+        raise UserError(
+            f"{path} must be the vocabulary of the records next to it",
+            received=f"SHA-256 {of_run.sha256}, and "
+            f"{records.metadata.vocabulary_sha256} in {features.METADATA_FILE}",
+            remedy="Build the records again.",
+        )
     run_pieces, model_pieces = _pieces_of(of_run), _pieces_of(of_model)
     if run_pieces == model_pieces:
         return None
@@ -434,25 +421,6 @@ def _match_pieces(
         if piece in model_ids
     ]
     return KeptPieces(*np.array(pairs).T)
-
-
-def _check_given_vocabulary(weights: ModelWeights, model_file: str) -> None:
-    """Refuses an `init_vocabulary` that differs from the checkpoint's own.
-
-    A user may pass the vocabulary of the records by mistake. Embeddings would
-    then be assigned to the wrong pieces.
-    """
-    if not weights.vocabulary or model_file == weights.vocabulary:
-        return
-    own, given = Tokenizer(weights.vocabulary), Tokenizer(model_file)
-    if _pieces_of(own) != _pieces_of(given):
-        raise UserError(
-            "init_vocabulary must have the pieces of the vocabulary of "
-            "init_checkpoint",
-            received=f"{model_file}, and {weights.vocabulary}",
-            remedy="Omit --init_vocabulary; the vocabulary of the run comes "
-            "with its records.",
-        )
 
 
 def _check_unknown_vocabulary(
@@ -483,76 +451,29 @@ def _check_unknown_vocabulary(
     )
 
 
-def _vocabulary_of_records(
-    records: RecordSet, metadata: features.RecordsMetadata
-) -> Tokenizer:
-    path = posixpath.join(records.directory, features.TOKENIZER_FILE)
-    vocabulary = Tokenizer(path)
-    if vocabulary.sha256 != metadata.vocabulary_sha256:
-        raise UserError(
-            f"{path} must be the vocabulary of the records next to it",
-            received=f"SHA-256 {vocabulary.sha256}, and "
-            f"{metadata.vocabulary_sha256} in {features.METADATA_FILE}",
-            remedy="Build the records again.",
-        )
-    return vocabulary
-
-
-def _pieces_of(vocabulary: Tokenizer) -> list[str]:
-    return [vocabulary.id_to_piece(i) for i in range(vocabulary.vocab_size)]
-
-
-def _place_pieces(
-    values: np.ndarray, initial: np.ndarray, kept: KeptPieces
-) -> np.ndarray:
-    """Moves the rows of kept pieces, and initialises the rows of new pieces.
-
-    Args:
-        values: float32, `(vocab_size of the model, ...)`.
-        initial: float32, `(vocab_size of the run, ...)`, the initial values.
-        kept: The pieces in both vocabularies.
-
-    Returns:
-        float32, in the shape of `initial`.
-    """
-    mean = values[kept.model_ids].mean(axis=0, dtype=np.float64)
-    placed = (initial + mean).astype(np.float32)
-    placed[kept.run_ids] = values[kept.model_ids]
-    return placed
-
-
 def _report_pieces(
     config: PretrainingConfig,
     weights: ModelWeights,
     kept: KeptPieces | None,
     records: RecordSet,
 ) -> dict[str, Any]:
-    """Counts kept, new and dropped pieces, as JSON for `warm_start.json`."""
-    run_size, model_size = config.model.vocab_size, weights.config.vocab_size
-    num_kept, fraction = run_size, 1.0
-    if kept is not None:
-        counts = _count_tokens(records, run_size)
-        num_kept = len(kept.run_ids)
-        fraction = float(counts[kept.run_ids].sum() / max(counts.sum(), 1))
-    return {
-        "kept": num_kept,
-        "new": run_size - num_kept,
-        "dropped": model_size - num_kept,
-        "kept_share_of_records": fraction,
-    }
-
-
-def _count_tokens(records: RecordSet, vocab_size: int) -> np.ndarray:
-    """Counts each piece, but not special ones, in the first records.
-
-    Returns:
-        int64, `(vocab_size,)`.
-    """
-    counts = np.zeros(vocab_size, np.int64)
+    """Counts kept, new and dropped pieces, and tokens in the first records."""
+    if kept is None:
+        return {}
+    run_size, num_kept = config.model.vocab_size, len(kept.run_ids)
+    counts = np.zeros(run_size, np.int64)
     with open_existing(records.files[0], "rb") as file:
         for record in itertools.islice(read_records(file), COUNTED_RECORDS):
             example = tf.train.Example.FromString(record.content)
             ids = example.features.feature["input_ids"].int64_list.value
-            counts += np.bincount(np.array(ids, np.int64), minlength=vocab_size)
+            counts += np.bincount(np.array(ids, np.int64), minlength=run_size)
     counts[: len(features.SPECIAL_PIECES)] = 0
-    return counts
+    of_kept = counts[kept.run_ids].sum() / max(counts.sum(), 1)
+    return {
+        "pieces": {
+            "kept": num_kept,
+            "new": run_size - num_kept,
+            "dropped": weights.config.vocab_size - num_kept,
+            "kept_share_of_records": float(of_kept),
+        }
+    }

@@ -151,7 +151,9 @@ def free_ports(number: int) -> list[int]:
     return found
 
 
-def check_same_run(run_dir: str, expected: str) -> None:
+def check_same_run(
+    run_dir: pathlib.Path | str, expected: pathlib.Path | str
+) -> None:
     """Checks that two runs have the same log, last step and weights."""
     assert lines_without_timing(run_dir) == lines_without_timing(expected)
     found, wanted = (
@@ -161,18 +163,24 @@ def check_same_run(run_dir: str, expected: str) -> None:
     check_same_weights(run_dir, expected, found.step)
 
 
-def check_same_weights(run_dir: str, expected: str, step: int) -> None:
+def check_same_weights(
+    run_dir: pathlib.Path | str, expected: pathlib.Path | str, step: int
+) -> None:
     """Checks that the checkpoints of two runs at a step are equal."""
-    found, wanted = (_read_checkpoint(d, step) for d in (run_dir, expected))
+    found, wanted = (read_variables(d, step) for d in (run_dir, expected))
+    assert found.keys() == wanted.keys()
     for name, value in found.items():
         np.testing.assert_array_equal(value, wanted[name], err_msg=name)
 
 
-def _read_checkpoint(run_dir: str, step: int) -> dict[str, np.ndarray]:
-    (checkpoint,) = (
+def read_variables(
+    run_dir: pathlib.Path | str, step: int | None = None
+) -> dict[str, np.ndarray]:
+    """Everything that a checkpoint, by default the newest, holds, by path."""
+    *_, checkpoint = (
         one
         for one in list_checkpoints(f"{run_dir}/checkpoints")
-        if one.step == step
+        if step in (None, one.step)
     )
     return {n: v.numpy() for n, v in read_values(checkpoint).items()}
 

@@ -18,9 +18,7 @@ import types
 import pytest
 from absl import flags as absl_flags
 
-from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
-from albert_tf.training.pretraining import Pretraining
 from tests.helpers.metadata_server import MetadataServer
 from tpu import launch
 
@@ -562,8 +560,6 @@ def test_the_documented_command_is_valid(cloud, monkeypatch):
     config = flags.parse(PretrainingConfig, values)
     assert config.training.output_dir == "gs://mine-albert/runs/base"
     assert any("--accelerator-type=v5litepod-8" in call for call in cloud.calls)
-    needed = sum(Pretraining(config).memory_per_replica(8).values())
-    assert 1.5 * needed < TPU_CHIPS["v5e"].memory_bytes
 
 
 GCLOUD = """#!/bin/bash

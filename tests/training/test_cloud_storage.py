@@ -17,12 +17,11 @@ from albert_tf.config.commands import (
     ExportConfig,
     ReportConfig,
 )
-from albert_tf.errors import RetryError, UserError
+from albert_tf.errors import UserError
 from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
 from albert_tf.io.ownership import own
 from albert_tf.report import __main__ as report
-from albert_tf.runs import checkpoint_files
 from albert_tf.runs.checkpoint_files import COMMIT_FILE, list_checkpoints
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.log import RunLog, read_events, read_metrics
@@ -43,19 +42,7 @@ RECORDS = "gs://bucket/records"
 SHARD = r"train/.*tfrecord"
 
 
-# Upper limits by kind, for a run that resumes at step 8 of 12. It writes two
-# lines of metrics, one of an evaluation, a checkpoint and three events; best/
-# stays as it is. Requests for the metadata of objects do not count. TensorFlow
-# caches what it knows of objects for 5 s: 30 to 35 listings were measured.
-REQUESTS_OF_A_RESUMED_RUN = {
-    "list": 37,
-    "read": 48,
-    "start": 23,
-    "put": 23,
-    "rewrite": 2,
-    "delete": 4,
-    "mkdir": 1,
-}
+# Requests for the metadata of objects do not count.
 REQUESTS = {
     "line of metrics": {"put": 2, "start": 2},
     "event": {"put": 1, "start": 1},
@@ -128,19 +115,19 @@ def test_transient_faults_change_nothing(
     assert "read_again" in events
     check_same_run(RUN, source)
 
-    # Without faults, a run that has lost its last checkpoint. TensorFlow
-    # believes for 5 s that the file exists which it has just looked at.
-    storage.set_rules([])
+    # A run that has lost its last checkpoint. Listings show none of the files
+    # that it writes. TensorFlow believes for 5 s that the file exists which it
+    # has just looked at.
     lost = "run/checkpoints/step-00000012"
     tf.io.gfile.stat(f"gs://bucket/{lost}/{COMMIT_FILE}")
     storage.remove(lost)
-    storage.count()
+    storage.set_rules([Rule("list", "run/", action="stale")])
     assert train(config) == 0
-    counts = storage.count()
+    assert storage.num_faults()
+    storage.set_rules([])
     check_same_run(RUN, source)
-
-    for kind, limit in REQUESTS_OF_A_RESUMED_RUN.items():
-        assert counts[kind] <= limit, (kind, counts)
+    written = list_checkpoints(f"{RUN}/checkpoints")
+    assert all(len(checkpoint.sizes) == 2 for checkpoint in written)
 
 
 def test_limits_slow_answers_and_an_outage_change_nothing(
@@ -170,24 +157,18 @@ def test_limits_slow_answers_and_an_outage_change_nothing(
     )
 
 
-def test_stale_listings_change_nothing(storage, config, source):
-    """Listings show none of the files that the resumed run writes."""
-    storage.put_files(source, "run")
-    storage.remove("run/checkpoints/step-00000012")
-    storage.remove("run/checkpoints/step-00000008")
-    storage.set_rules([Rule("list", "run/", action="stale")])
-    assert train(config) == 0
-    assert storage.num_faults()
-    storage.set_rules([])
-    check_same_run(RUN, source)
-    written = list_checkpoints(f"{RUN}/checkpoints")
-    assert all(len(checkpoint.sizes) == 2 for checkpoint in written)
-
-
-def test_a_hanging_answer_changes_nothing(
+def test_a_hanging_answer_and_an_expired_token_change_nothing(
     storage, config, source, tmp_path, monkeypatch
 ):
+    """The token ends the run with one line. With a valid one, it continues."""
     monkeypatch.setenv("GCS_REQUEST_IDLE_TIMEOUT_SECS", "1")
+    storage.set_rules([Rule(skip=160, status=401)])
+    run = RunProcesses(config, tmp_path)
+    assert run.wait() == [1], run.log()
+    [message] = re.findall(r"^error: .*", run.log(), re.MULTILINE)
+    assert "have expired" in message
+    assert "gcloud auth application-default login" in message
+    assert "Traceback" not in run.log()
     storage.set_rules(
         [
             Rule("put", "checkpoints", skip=1, times=1, seconds=4),
@@ -199,47 +180,6 @@ def test_a_hanging_answer_changes_nothing(
     assert run.wait() == [0], run.log()
     assert storage.num_faults() == 3
     check_same_run(RUN, source)
-
-
-def test_a_token_that_expires_ends_a_run_with_one_line(
-    storage, config, source, tmp_path
-):
-    """With a valid token, the same command ends like an undisturbed run."""
-    run = RunProcesses(config, tmp_path)
-    storage.set_rules([Rule(skip=160, status=401)])
-    assert run.wait() == [1], run.log()
-    [message] = re.findall(r"^error: .*", run.log(), re.MULTILINE)
-    assert "have expired" in message
-    assert "gcloud auth application-default login" in message
-    assert "Traceback" not in run.log()
-    storage.set_rules([])
-    assert RunProcesses(config, tmp_path).wait() == [0]
-    check_same_run(RUN, source)
-
-
-def test_a_last_save_without_an_answer_calls_for_a_retry(
-    tiny_records, tmp_path, monkeypatch
-):
-    """TensorFlow gives up only after minutes, so its error is raised here."""
-    write = checkpoint_files.write_checkpoint
-    error = tf.errors.AbortedError(
-        None,
-        None,
-        "All 10 retry attempts failed. The last failure: Error executing an "
-        "HTTP request: HTTP response code 503 with body '{}'\n\t when "
-        "initiating an upload to gs://bucket/run/x",
-    )
-
-    def fail_after_step_0(directory, step, *arguments):
-        if step:
-            raise error
-        write(directory, step, *arguments)
-
-    monkeypatch.setattr(checkpoint_files, "write_checkpoint", fail_after_step_0)
-    with pytest.raises(
-        RetryError, match=r"checkpoint .*step-\d+ must be written.* HTTP 503"
-    ):
-        train(tiny_run.make_config(tiny_records, tmp_path / "run"))
 
 
 def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
@@ -307,21 +247,17 @@ def test_requests_of_each_operation(storage, tiny_records):
     assert counts == REQUESTS
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoint.json", "variables.index", "variables.data"]
-)
-def test_a_checkpoint_that_looks_damaged_is_read_again(
-    name, storage, monkeypatch
-):
+def test_a_checkpoint_that_looks_damaged_is_read_again(storage, monkeypatch):
     monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
     store = CheckpointStore(RUN, {"kernel": tf.Variable([1.0, 2.0])})
     for step in (1, 2):
         store.save(step, {})
     store.wait()
-    damaged = f"step-00000002/{name}"
-    storage.set_rules([Rule("read", damaged, times=1, action="flip")])
-    assert store.restore().step == 2
-    assert storage.num_faults() == 1
+    for name in ("checkpoint.json", "variables.index", "variables.data"):
+        damaged = f"step-00000002/{name}"
+        storage.set_rules([Rule("read", damaged, times=1, action="flip")])
+        assert store.restore().step == 2
+        assert storage.num_faults() == 1
 
 
 def test_lines_that_an_upload_refuses_are_written_later(storage):
@@ -341,59 +277,36 @@ def test_lines_that_an_upload_refuses_are_written_later(storage):
 
 @pytest.fixture
 def commands(storage, settings, source, tiny_records):
-    """By command: a call of it on gs://, and the object that it writes."""
+    """By command: a call of it on gs://, and the object that it writes.
+
+    They read other objects than those that they write.
+    """
     storage.put_files(source, "made/run")
     storage.put_files(tiny_records, "made/records")
-    made = "gs://bucket/made"
+    run, records = "gs://bucket/made/run", "gs://bucket/made/records"
+    out = "gs://bucket/out"
     build, config = settings
-    # From other objects than those that it writes.
-    run = config.replace(
-        input_file=(f"{made}/records/train/*.tfrecord",),
+    config = config.replace(
+        input_file=(f"{records}/train/*.tfrecord",),
         eval_input_file=(),
-        output_dir="gs://bucket/out/run",
+        output_dir=f"{out}/run",
     )
-    build = dataclasses.replace(build, output_dir="gs://bucket/out/records")
+    build = dataclasses.replace(build, output_dir=f"{out}/records")
+    exporting = ExportConfig(run_dir=run, export_dir=f"{out}/exported")
+    converting = ConvertConfig(from_=run, to=f"{out}/converted")
+    reporting = ReportConfig(
+        run_dirs=(run,), output_file=(f"{out}/report.html",)
+    )
+    inspecting = InspectConfig(
+        input_file=(records,), output_file=f"{out}/picture.png", num_workers=1
+    )
     return {
-        "build": (
-            lambda: build_tfrecords.main(build),
-            "out/records/train/metadata.json",
-        ),
-        "train": (lambda: train(run), "out/run/config.json"),
-        "export": (
-            lambda: export(
-                ExportConfig(
-                    run_dir=f"{made}/run", export_dir="gs://bucket/out/exported"
-                )
-            ),
-            "out/exported/saved_model.pb",
-        ),
-        "convert": (
-            lambda: convert(
-                ConvertConfig(
-                    from_=f"{made}/run", to="gs://bucket/out/converted"
-                )
-            ),
-            "out/converted/config.json",
-        ),
-        "report": (
-            lambda: report.main(
-                ReportConfig(
-                    run_dirs=(f"{made}/run",),
-                    output_file=("gs://bucket/out/report.html",),
-                )
-            ),
-            "out/report.html",
-        ),
-        "inspect": (
-            lambda: inspect_records.main(
-                InspectConfig(
-                    input_file=(f"{made}/records",),
-                    output_file="gs://bucket/out/picture.png",
-                    num_workers=1,
-                )
-            ),
-            "out/picture.png",
-        ),
+        "build": (build_tfrecords.main, build, "records/train/metadata.json"),
+        "train": (train, config, "run/config.json"),
+        "export": (export, exporting, "exported/saved_model.pb"),
+        "convert": (convert, converting, "converted/config.json"),
+        "report": (report.main, reporting, "report.html"),
+        "inspect": (inspect_records.main, inspecting, "picture.png"),
     }
 
 
@@ -432,14 +345,14 @@ def test_commands_end_with_a_result_or_one_line(
 ):
     """A refusal gives one line; transient faults do not change the result."""
     monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
-    main, written = commands[name]
+    main, config, written = commands[name]
     unexplained = {}
     given = {**FAULTS, **(CHECKED if name in ("build", "train") else {})}
     for fault, (rules, words) in given.items():
         storage.set_rules(rules)
         files.check_bucket.cache_clear()
         try:
-            main()
+            main(config)
         except Exception as error:
             message = str(faults.explain(error))
             if "\n" in message or any(word not in message for word in words):
@@ -455,24 +368,21 @@ def test_commands_end_with_a_result_or_one_line(
             Rule("put", action="reset_after", times=1),
         ]
     )
-    main()
+    main(config)
     assert storage.num_faults() >= 2
-    assert storage.read(written)
+    assert storage.read(f"out/{written}")
 
 
-@pytest.mark.parametrize("main", [build_tfrecords.main, train])
-def test_a_missing_bucket_is_named(main, settings, config):
+def test_a_missing_bucket_is_named(settings, config):
     build, _ = settings
-    config = (
-        dataclasses.replace(build, output_dir="gs://none/records")
-        if main is build_tfrecords.main
-        else config.replace(output_dir="gs://none/run")
-    )
-    with pytest.raises((UserError, tf.errors.OpError)) as error:
-        main(config)
-    explained = str(faults.explain(error.value))
-    assert "gs://none" in explained and "must exist" in explained
-    assert "\n" not in explained
+    build = dataclasses.replace(build, output_dir="gs://none/records")
+    run = config.replace(output_dir="gs://none/run")
+    for main, config in ((build_tfrecords.main, build), (train, run)):
+        with pytest.raises((UserError, tf.errors.OpError)) as error:
+            main(config)
+        explained = str(faults.explain(error.value))
+        assert "gs://none" in explained and "must exist" in explained
+        assert "\n" not in explained
 
 
 def test_a_missing_file_is_named_without_a_permission_for_the_bucket(storage):
@@ -513,7 +423,6 @@ NUM_REQUESTS = {
     "rewrite": 3,
     "mkdir": 1,
 }
-KILLS_OF_A_RUN = 4
 
 
 @pytest.mark.long
@@ -524,7 +433,7 @@ def test_a_run_killed_at_its_requests_ends_like_an_undisturbed_one(
 
     A run is killed up to four times, then it finishes and is compared.
     """
-    kills = int(os.environ.get("CLOUD_KILLS", "4"))
+    kills = int(os.environ.get("CLOUD_KILLS", "2"))
     rng = random.Random(18)
     storage.put_files(tiny_records, "records")
     config = tiny_run.make_config("gs://bucket/records", RUN)
@@ -532,7 +441,7 @@ def test_a_run_killed_at_its_requests_ends_like_an_undisturbed_one(
     points = []
     while killed.total() < kills:
         storage.remove("run/")
-        for _ in range(KILLS_OF_A_RUN):
+        for _ in range(min(kills, 4)):
             kind = list(NUM_REQUESTS)[len(points) % len(NUM_REQUESTS)]
             action = rng.choice(["reset", "reset_after"])
             skip = int(NUM_REQUESTS[kind] * rng.random())

@@ -1,6 +1,5 @@
 import dataclasses
 import math
-import mmap
 
 import pytest
 import tensorflow as tf
@@ -13,12 +12,9 @@ from albert_tf.config import (
     DataConfig,
     DistributionConfig,
     ModelConfig,
-    OptimizerConfig,
-    PretrainingConfig,
 )
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.training import cost
-from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tpu_bridge
 
 # No two sizes are equal, so that swapped sizes are noticed.
@@ -172,122 +168,24 @@ def test_the_peak_of_a_tpu_is_that_of_its_type_or_chips(
     assert peak == (teraflops and teraflops * 1e12)
 
 
-def settings(precision="mixed_bfloat16", remat=False, parts=1):
-    """BERT-base on 512 tokens; 4 rows at a time if `parts` is 4."""
-    return PretrainingConfig(
-        model=ModelConfig(embedding_size=768, parameter_sharing="none"),
-        data=DataConfig(
-            global_batch_size=32,
-            max_seq_length=512,
-            max_predictions_per_seq=20,
-            gradient_accumulation_steps=parts,
-        ),
-        distribution=DistributionConfig(precision=precision, remat=remat),
-    )
-
-
-def test_activation_memory_matches_the_paper():
-    """Korthikanti et al.: s b h (34 + 5 a s / h) bytes a layer, in 16 bits.
-
-    s b h = 512 * 4 * 768 = 1,572,864, and 5 a s / h = 5 * 12 * 512 / 768 = 40.
-    """
-    layer = 1_572_864 * (34 + 40)
-    parts = Pretraining(settings(parts=4)).memory_per_replica(2)
-    assert parts["activations"] == 12 * layer
-    # Logits, their probabilities and their gradient, all in float32.
-    assert parts["logits"] == 3 * 4 * (4 * 20 * 30_000)
-    assert parts["gradients"] == parts["weights"]
-    assert parts["moments"] == 2 * parts["weights"]
-
-    # BERT-base: 12 layers of four H x H and two H x 4 H kernels, H = 768.
-    muon = OptimizerConfig(optimizer="muon")
-    muon = dataclasses.replace(settings(parts=4), optimizer=muon)
-    of_muon = Pretraining(muon).memory_per_replica(2)
-    assert parts["moments"] - of_muon["moments"] == 4 * 12 * 12 * 768**2
-
-    # A packed row has 20 + 8 - 1 slots.
-    packed = settings(parts=4)
-    data = dataclasses.replace(packed.data, packing="best_fit")
-    packed = dataclasses.replace(packed, data=data)
-    of_packed = Pretraining(packed).memory_per_replica(2)
-    assert of_packed["logits"] == 3 * 4 * (4 * 27 * 30_000)
-
-    # The input of each layer, and one layer computed a second time.
-    recomputed = Pretraining(settings(remat=True, parts=4)).memory_per_replica(
-        2
-    )
-    assert recomputed["activations"] == 12 * 2 * 1_572_864 + layer
-
-    exact = Pretraining(settings("float32", parts=4)).memory_per_replica(2)
-    assert exact["activations"] > parts["activations"]
-
-
-on_the_host = pytest.mark.skipif(
-    bool(tf.config.list_physical_devices("GPU")), reason="asks the GPU instead"
-)
-
-
-@on_the_host
-@pytest.mark.skipif(
-    not cost.PROCESS_STATUS.exists(), reason="needs Linux's /proc"
-)
-def test_peak_memory_rises_and_can_be_reset():
-    assert cost.reset_peak_memory()
-    before = cost.peak_memory_bytes()
-    # Not an array: the allocator may keep its memory.
-    block = mmap.mmap(-1, 2**28)
-    for _ in range(2**8):
-        block.write(bytes(2**20))
-    held = cost.peak_memory_bytes()
-    assert 250 * 2**20 < held - before < 300 * 2**20
-
-    block.close()
-    assert cost.peak_memory_bytes() >= held - 2**20
-    cost.reset_peak_memory()
-    assert cost.peak_memory_bytes() < held - 200 * 2**20
-
-
-@on_the_host
-def test_peak_memory_is_known_without_proc(monkeypatch, tmp_path):
-    expected = cost.peak_memory_bytes()
-    nothing = tmp_path / "no" / "status"
-    monkeypatch.setattr(cost, "PROCESS_STATUS", nothing)
-    assert not cost.reset_peak_memory()
-    found = cost.peak_memory_bytes()
-    assert found == pytest.approx(expected, rel=0.1)
-
-
 def test_peak_memory_is_that_of_the_accelerator_that_reports_it(monkeypatch):
-    """The TPU's, or the GPU's if the TPU does not report it.
+    """The TPU's, or the GPU's if the TPU does not, or else this process's."""
 
-    One that cannot be reset is left.
-    """
-    peaks = {"TPU:0": 7, "GPU:0": 5}
-    monkeypatch.setattr(
-        tf.config, "list_physical_devices", lambda kind: [kind] * 2
-    )
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "get_memory_info",
-        lambda device: {"peak": peaks[device]},
-    )
-    assert cost.memory_owner() == "TPU:0"
-    assert cost.peak_memory_bytes() == 7
+    def report(*devices):
+        def memory_info(device):
+            if device not in devices:
+                raise ValueError("not supported")
+            return {"peak": 7}
 
-    def refuse_resets(device):
-        raise ValueError("Cannot reset the memory statistics")
+        experimental = tf.config.experimental
+        monkeypatch.setattr(experimental, "get_memory_info", memory_info)
+        monkeypatch.setattr(
+            tf.config, "list_physical_devices", lambda kind: [kind]
+        )
+        return cost.peak_memory()
 
-    def refuse_tpus(device):
-        if device == "TPU:0":
-            raise ValueError("not supported")
-        return {"peak": peaks[device]}
-
-    monkeypatch.setattr(tf.config.experimental, "get_memory_info", refuse_tpus)
-    assert cost.memory_owner() == "GPU:0"
-    assert cost.peak_memory_bytes() == 5
-    # TensorFlow raises ValueError for a device without this operation.
-    monkeypatch.setattr(
-        tf.config.experimental, "reset_memory_stats", refuse_resets
-    )
-    assert not cost.reset_peak_memory()
-    assert cost.peak_memory_bytes() == 5
+    assert report("TPU:0", "GPU:0") == ("TPU:0", 7)
+    assert report("GPU:0") == ("GPU:0", 7)
+    owner, peak = report()
+    assert owner == "this process"
+    assert 100 * 2**20 < peak < 100 * 2**30

@@ -1,33 +1,26 @@
 import dataclasses
 import hashlib
 import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
+from albert_tf import run_pretraining
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import UserError
-from albert_tf.input import (
-    record_sets as training_records,
-)
+from albert_tf.input import record_sets as training_records
 from albert_tf.input.record_format import parse_records
 from albert_tf.interop.formats import load
 from albert_tf.records.features import SENTENCE_LABEL, features_to_read
 from albert_tf.runs.directory import describe_held_out
+from albert_tf.runs.log import read_metrics
 from albert_tf.training import evaluate, pretraining
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import train
 from albert_tf.training.train_step import make_state
 from data_prep import build_tfrecords
 from tests.helpers import tiny_run
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def evaluate_with(config):
@@ -124,17 +117,16 @@ def test_an_empty_shard_is_named(tiny_records, tmp_path, max_eval_steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{}, {"strategy": "mirrored", "num_logical_cpus": 2}]
-)
-def test_the_compiled_program_for_gpus_has_the_same_result(
-    tiny_records, tmp_path, monkeypatch, settings
+def test_replicas_and_the_program_for_gpus_have_the_same_result(
+    tiny_records, tmp_path, monkeypatch
 ):
-    """The program for GPUs runs on CPUs here."""
+    """The program for GPUs runs on two CPUs here."""
     config = tiny_run.make_config(
-        tiny_records, tmp_path, eval_batch_size=10, max_eval_steps=0, **settings
+        tiny_records, tmp_path, eval_batch_size=10, max_eval_steps=0
     )
     on_cpus, _, _ = evaluate_with(config)
+    config = config.replace(strategy="mirrored", num_logical_cpus=2)
+    assert evaluate_with(config)[0] == pytest.approx(on_cpus, rel=1e-5)
     monkeypatch.setattr(evaluate, "device_type", lambda strategy: "GPU")
     compiled = []
     function = tf.function
@@ -150,65 +142,40 @@ def test_the_compiled_program_for_gpus_has_the_same_result(
 
 
 @pytest.mark.slow
-def test_the_number_of_replicas_does_not_change_the_result(
-    tiny_records, tmp_path
-):
-    settings = {"eval_batch_size": 10, "max_eval_steps": 0}
-    one, _, _ = evaluate_with(
-        tiny_run.make_config(tiny_records, tmp_path, **settings)
-    )
-    two, _, _ = evaluate_with(
-        tiny_run.make_config(
-            tiny_records,
-            tmp_path,
-            strategy="mirrored",
-            num_logical_cpus=2,
-            **settings,
-        )
-    )
-    assert one == pytest.approx(two, rel=1e-5)
-
-
-@pytest.mark.slow
 def test_mode_eval_repeats_the_last_evaluation_of_the_run(
-    tiny_records, tmp_path
+    source, tiny_records, capsys, caplog
 ):
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path / "run",
-        num_train_steps=4,
-        save_checkpoints_steps=2,
-    )
-    train(config)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    expected = json.loads(lines[-1])
+    *_, expected = read_metrics(str(source))
     assert expected.pop("split") == "eval"
     assert expected.pop("evaluation_seconds") > 0
-
-    done = evaluate_in_process(config, tmp_path)
-    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-5)
+    config = tiny_run.make_config(tiny_records, source, mode="eval")
+    caplog.set_level("INFO", "absl")
+    found = run_command(config, capsys)
+    assert found == pytest.approx(expected, rel=1e-5)
     # The log has the accuracies of the paper.
-    assert "mlm 54.0%, sop 86.5% accuracy" in done.stderr
+    assert "mlm 54.0%, sop 86.5% accuracy" in caplog.text
 
-    first = evaluate_in_process(config, tmp_path, "--checkpoint_step=2")
-    assert json.loads(first.stdout)["step"] == 2
-    assert json.loads(first.stdout)["loss"] != expected["loss"]
+    first = run_command(config.replace(checkpoint_step=4), capsys)
+    assert first["step"] == 4
+    assert first["loss"] != expected["loss"]
     with pytest.raises(
         UserError, match=r"best/config.json must exist.* --checkpoint_step"
     ):
-        evaluate.evaluate_run(
-            tiny_run.make_config(tiny_records, tmp_path / "run" / "best")
-        )
+        evaluate.evaluate_run(config.replace(output_dir=f"{source}/best"))
+
+
+def run_command(config, capsys):
+    """Runs the command with these settings; returns what it prints."""
+    capsys.readouterr()
+    assert run_pretraining.main(config) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow
 def test_a_sentence_head_is_measured_on_the_task_that_it_was_not_trained_on(
-    tiny_records, tmp_path
+    source, tiny_records, tmp_path, capsys
 ):
     """Table 5: the head of sentence order on next-sentence prediction."""
-    train(
-        tiny_run.make_config(tiny_records, tmp_path / "run", eval_input_file=())
-    )
     build_tfrecords.main(
         dataclasses.replace(
             tiny_run.records_config(tiny_records.parent),
@@ -217,14 +184,15 @@ def test_a_sentence_head_is_measured_on_the_task_that_it_was_not_trained_on(
         )
     )
     config = tiny_run.make_config(
-        tmp_path / "nsp", tmp_path / "run", max_eval_steps=0
+        tmp_path / "nsp",
+        source,
+        mode="eval",
+        max_eval_steps=0,
+        eval_sentence_objective="nsp",
     )
-    done = evaluate_in_process(
-        config, tmp_path, "--eval_sentence_objective=nsp"
-    )
-    found = json.loads(done.stdout)
+    found = run_command(config, capsys)
 
-    model, _ = load(str(tmp_path / "run"))
+    model, _ = load(str(source))
     correct, labels = 0, []
     for record in tf.data.TFRecordDataset(
         list((tmp_path / "nsp" / "eval").glob("*.tfrecord"))
@@ -240,26 +208,3 @@ def test_a_sentence_head_is_measured_on_the_task_that_it_was_not_trained_on(
     assert found["sentence_order_accuracy"] == pytest.approx(
         correct / len(labels)
     )
-
-
-def evaluate_in_process(config, directory, *flags):
-    """The finished command that evaluates the newest checkpoint of a run."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "albert_tf.run_pretraining",
-            *tiny_run.as_flags(config, directory / "model.json"),
-            "--mode=eval",
-            *flags,
-        ],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-# --- lost hosts --------------------------------------------------------------

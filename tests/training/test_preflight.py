@@ -1,7 +1,5 @@
 """The checks of a dry run on valid and invalid runs."""
 
-import contextlib
-import io
 import json
 import math
 import os
@@ -9,14 +7,14 @@ import re
 import shutil
 
 import pytest
-import tensorflow as tf
 
+from albert_tf import run_pretraining
+from albert_tf.errors import UserError
 from albert_tf.training import preflight
-from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import train
 from tests.helpers import tiny_run
+from tests.helpers.fake_gcs import Rule
 from tests.helpers.forked_program import ForkedCode
-from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
+from tests.helpers.run_processes import PATIENCE_S, free_ports
 
 
 def checks_of(table):
@@ -57,23 +55,16 @@ def content_of(directory):
     }
 
 
-@pytest.fixture(scope="module")
-def valid(tiny_records, tmp_path_factory):
-    """The table of a valid run, and the directory for its output."""
-    directory = tmp_path_factory.mktemp("valid")
+def test_a_valid_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
+    """The table has its records, loss, speed and time."""
     config = tiny_run.make_config(
         tiny_records,
-        directory / "new" / "run",
+        tmp_path / "new" / "run",
         num_train_steps=10**6,
         peak_tflops=0.001,
     )
-    with contextlib.redirect_stdout(io.StringIO()) as table:
-        assert preflight.run(config) == 0
-    return checks_of(table.getvalue()), directory
-
-
-def test_a_valid_run_passes_and_leaves_nothing(valid):
-    checks, directory = valid
+    checks, status = check_all(config, capsys)
+    assert status == 0
     assert not failed(checks)
     assert not skipped(checks)
     # ln 400 + ln 2: random weights predict uniformly.
@@ -82,11 +73,7 @@ def test_a_valid_run_passes_and_leaves_nothing(valid):
     assert loss == pytest.approx(math.log(800), abs=0.1)
     assert "1,000,000 steps" in checks["complete run"]
     assert "a new run" in checks["run"]
-    assert not list(directory.iterdir())
-
-
-def test_speed_follows_from_the_time_of_a_step(valid):
-    checks, _ = valid
+    assert not list(tmp_path.iterdir())
     seconds, tokens, _, tflops, used = (
         float(number.replace(",", ""))
         for number in re.findall(r"[\d.,]*\d(?:e-\d+)?", checks["steps"])[:5]
@@ -97,11 +84,8 @@ def test_speed_follows_from_the_time_of_a_step(valid):
     (hours,) = re.findall(r"about (\S+) hours", checks["complete run"])
     assert float(hours) == pytest.approx(1e6 * seconds / 3600, rel=0.02)
 
-
-def test_records_are_reported_in_steps_and_epochs(tiny_records, valid):
     counts = json.loads((tiny_records / "train/metadata.json").read_text())
     number = sum(counts["shards"].values())
-    checks, _ = valid
     assert f"{number:,} in 3 files, static" in checks["records"]
     assert f"{number / 8:.1f} steps an epoch" in checks["records"]
     epochs = re.search(r"([\d,.]+) epochs", checks["records"])[1]
@@ -130,7 +114,7 @@ def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
     assert checks["learning rate"].startswith("warn")
     assert skipped(checks) == {
         "room", "held-out records", "run", "initial weights", "batch",
-        "memory", "workers", "steps",
+        "workers", "steps",
     }  # fmt: skip
     needed = "needs: records, run, initial weights, batch, workers"
     assert needed in checks["steps"]
@@ -149,7 +133,7 @@ FAULTS = [
     ({"eval_input_file": ("{}/train/*.tfrecord",)}, "held-out records", "", []),
     (
         {"global_batch_size": 9, **MIRRORED},
-        *("batch", "-> Nearest: 8 and 10.", ["memory", "steps"]),
+        *("batch", "-> Nearest: 8 and 10.", ["steps"]),
     ),
     # A hundred times too large, and the loss far above a uniform one's.
     ({"initializer_range": 2.0}, "loss", "", []),
@@ -194,27 +178,27 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
 def test_a_batch_above_the_number_of_records_gets_a_warning(
     tiny_packed_records, tmp_path, capsys
 ):
-    """Packed records are counted as rows."""
+    """Packed records are counted as rows. No step is trained."""
     config = tiny_run.make_config(
         tiny_packed_records,
-        tmp_path,
+        tmp_path / "run",
         global_batch_size=10**6,
+        init_checkpoint=str(tmp_path / "none"),
         **tiny_run.PACKING,
     )
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    run = preflight.Preflight(config, Pretraining(config), strategy)
-    for name in ("records", "devices", "batch"):
-        run._check(name, getattr(run, f"_{name}"))
-    checks = checks_of(capsys.readouterr().out)
+    checks, _ = check_all(config, capsys)
+    assert failed(checks) == {"initial weights"}
     assert checks["records"].startswith("warn: ")
     assert "-> A batch holds some records more than" in checks["records"]
     assert "1 replicas x 1,000,000 rows, in 1 micro" in checks["batch"]
 
 
-def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
+def test_room_is_that_of_real_checkpoints(
+    source, tiny_records, tmp_path, capsys
+):
     """Existing checkpoints need no room; sizes are those on the disk."""
+    shutil.copytree(source, tmp_path / "run")
     config = tiny_run.make_config(tiny_records, tmp_path / "run")
-    train(config)
     checks, _ = check_all(config, capsys)
     # Present: steps 0, 4, 8, 12 and the best. In total: the newest 5, one being
     # written, the best.
@@ -228,36 +212,25 @@ def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_to_resume_is_not_changed(tiny_records, tmp_path, capsys):
-    run_dir = tmp_path / "run"
-    config = tiny_run.make_config(
-        tiny_records, run_dir, num_train_steps=4, eval_input_file=()
-    )
-    train(config)
+def test_a_run_to_resume_is_not_changed(source, tiny_records, tmp_path, capsys):
+    run_dir = shutil.copytree(source, tmp_path / "run")
+    config = tiny_run.make_config(tiny_records, run_dir, eval_input_file=())
     before = content_of(run_dir)
     checks, status = check_all(config, capsys)
     assert status == 0
-    assert "complete, at step 4" in checks["run"]
+    assert "complete, at step 12" in checks["run"]
     assert "no step is left" in checks["steps"]
     assert checks["held-out records"].startswith("warn: none")
 
-    longer = tiny_run.make_config(
-        tiny_records,
-        run_dir,
-        num_train_steps=14,
-        eval_input_file=(),
-        allow_config_change=True,
-    )
+    longer = config.replace(num_train_steps=22, allow_config_change=True)
     checks, status = check_all(longer, capsys)
     assert status == 0
-    assert "resumes from step 4" in checks["run"]
+    assert "resumes from step 12" in checks["run"]
     assert "warn: changed since the last start of this run" in checks["run"]
-    assert "at step 4" in checks["loss"]
+    assert "at step 12" in checks["loss"]
     assert "10 steps" in checks["complete run"]
 
-    other = tiny_run.make_config(
-        tiny_records, run_dir, num_train_steps=4, learning_rate=0.5
-    )
+    other = config.replace(learning_rate=0.5)
     checks, status = check_all(other, capsys)
     assert status == 1
     assert "learning_rate was 0.02 and is 0.5" in checks["run"]
@@ -266,18 +239,17 @@ def test_a_run_to_resume_is_not_changed(tiny_records, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_torn_checkpoint_is_reported(tiny_records, tmp_path, capsys):
-    config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=8)
-    train(config)
-    (newest,) = tmp_path.glob("checkpoints/step-00000008/variables.data*")
+def test_a_torn_checkpoint_is_reported(source, tiny_records, tmp_path, capsys):
+    run_dir = shutil.copytree(source, tmp_path / "run")
+    (newest,) = run_dir.glob("checkpoints/step-00000012/variables.data*")
     os.truncate(newest, 100)
     longer = tiny_run.make_config(
-        tiny_records, tmp_path, num_train_steps=9, allow_config_change=True
+        tiny_records, run_dir, num_train_steps=13, allow_config_change=True
     )
     checks, status = check_all(longer, capsys)
     assert status == 0
-    assert "step-00000008 is not intact" in checks["steps"]
-    assert "at step 4" in checks["loss"]
+    assert "step-00000012 is not intact" in checks["steps"]
+    assert "at step 8" in checks["loss"]
 
 
 def test_a_damaged_record_is_named(tiny_records, tmp_path, capsys):
@@ -318,24 +290,31 @@ def test_unknown_file_systems_fail(tiny_records, capsys):
     assert {"output", "records"} <= skipped(checks)
 
 
-def test_the_parents_of_a_path_end_below_the_bucket():
-    assert list(preflight.parents("gs://bucket/a/b")) == [
-        "gs://bucket/a/b",
-        "gs://bucket/a",
-    ]
-    assert list(preflight.parents("/a/b")) == ["/a/b", "/a"]
-    assert list(preflight.parents("a/b")) == ["a/b", "a"]
-    assert list(preflight.parents("gs://bucket")) == []
-
-
 @pytest.mark.slow
+def test_a_bucket_is_written_to(storage, tiny_records, tmp_path, capsys):
+    """Nothing is left there. No step is trained."""
+    config = tiny_run.make_config(
+        tiny_records,
+        "gs://bucket/new/run",
+        init_checkpoint=str(tmp_path / "none"),
+    )
+    checks, _ = check_all(config, capsys)
+    assert failed(checks) == {"initial weights"}
+    assert checks["output"] == "ok: gs://bucket/new/run can be written to"
+    assert not storage.read("")
+    storage.set_rules([Rule("start", status=403)])
+    checks, _ = check_all(config, capsys)
+    assert "storage.objects.create" in checks["output"]
+    assert failed(checks) == {"output", "initial weights"}
+
+
 def test_an_evaluation_has_no_dry_run(tiny_records, tmp_path):
-    run_dir = tmp_path / "run"
-    config = tiny_run.make_config(tiny_records, run_dir, dry_run=True)
-    evaluation = RunProcesses(config, tmp_path, options=("--mode=eval",))
-    assert evaluation.wait() == [1]
-    assert "dry_run must be off with mode=eval" in evaluation.log()
-    assert not run_dir.exists()
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", dry_run=True, mode="eval"
+    )
+    with pytest.raises(UserError, match="dry_run must be off with mode=eval"):
+        run_pretraining.main(config)
+    assert not (tmp_path / "run").exists()
 
 
 RUN_PRETRAINING = """
@@ -349,14 +328,12 @@ def check_on_workers(tmp_path, configs):
     """The rows of each worker's table, and its exit status."""
     ports = free_ports(len(configs))
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    environment = {**os.environ}
     workers = []
     for index, config in enumerate(configs):
         flags = tiny_run.as_flags(config, tmp_path / f"model-{index}.json")
         task = {"type": "worker", "index": index}
-        environment["TF_CONFIG"] = json.dumps(
-            {"cluster": cluster, "task": task}
-        )
+        tf_config = json.dumps({"cluster": cluster, "task": task})
+        environment = {**os.environ, "TF_CONFIG": tf_config}
         workers.append(ForkedCode(RUN_PRETRAINING, flags, environment))
     statuses = [worker.wait(PATIENCE_S) for worker in workers]
     tables = [worker.stdout.read() for worker in workers]

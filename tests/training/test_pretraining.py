@@ -1,3 +1,5 @@
+"""Losses and metrics of pretraining, compared with NumPy and with the paper."""
+
 import math
 
 import numpy as np
@@ -21,12 +23,15 @@ def example_batch():
     }
 
 
-def random_outputs(batch=2):
+def random_outputs():
+    """One masked token of each example is predicted, and a padding slot."""
     rng = np.random.default_rng(0)
-    return {
-        "mlm_logits": rng.normal(size=(batch, 5, VOCAB)).astype(np.float32),
-        "sentence_logits": rng.normal(size=(batch, 2)).astype(np.float32),
-    }
+    logits = rng.normal(size=(2, 5, VOCAB)).astype(np.float32)
+    for example, slot in (0, 0), (1, 3), (1, 4):
+        label = example_batch()["masked_lm_ids"][example, slot]
+        logits[example, slot, label] = 10
+    sentences = rng.normal(size=(2, 2)).astype(np.float32)
+    return {"mlm_logits": logits, "sentence_logits": sentences}
 
 
 def sums_of(outputs, batch):
@@ -40,122 +45,86 @@ def sums_of(outputs, batch):
     return {k: float(v) for k, v in pretraining_sums(outputs, batch).items()}
 
 
-def test_equal_logits_give_the_logarithm_of_the_number_of_classes():
-    """7 masked tokens of 11 classes and 2 sentences of 2 classes."""
-    outputs = {
-        "mlm_logits": np.zeros((2, 5, VOCAB), np.float32),
-        "sentence_logits": np.zeros((2, 2), np.float32),
+def numpy_sums(name, logits, labels, weights):
+    """Losses are minus the logarithm of the label's probability."""
+    loss = correct = 0.0
+    for place in np.ndindex(labels.shape):
+        odds = np.exp(logits[place].astype(float))
+        label = labels[place]
+        loss -= weights[place] * math.log(odds[label] / odds.sum())
+        correct += weights[place] * (odds.argmax() == label)
+    return {
+        f"{name}_loss_sum": loss,
+        f"{name}_correct_sum": correct,
+        f"{name}_weight_sum": weights.sum(),
     }
-    sums = sums_of(outputs, example_batch())
-    assert sums["mlm_weight_sum"] == 7
-    assert sums["sentence_weight_sum"] == 2
-    assert sums["mlm_loss_sum"] == pytest.approx(7 * math.log(11), rel=1e-6)
-    assert sums["sentence_loss_sum"] == pytest.approx(2 * math.log(2))
 
 
-def test_losses_are_minus_the_logarithm_of_the_label_s_probability():
-    outputs, batch = random_outputs(), example_batch()
-    expected = 0.0
-    for example in range(2):
-        for slot in range(5):
-            odds = np.exp(outputs["mlm_logits"][example, slot].astype(float))
-            label = batch["masked_lm_ids"][example, slot]
-            weight = batch["masked_lm_weights"][example, slot]
-            expected -= weight * math.log(odds[label] / odds.sum())
-    assert sums_of(outputs, batch)["mlm_loss_sum"] == pytest.approx(
-        expected, rel=1e-6
-    )
-
-
-def test_the_highest_logit_is_the_answer():
-    outputs, batch = random_outputs(), example_batch()
-    for example, slot in (0, 0), (1, 3), (1, 4):  # the last is padding
-        label = batch["masked_lm_ids"][example, slot]
-        outputs["mlm_logits"][example, slot, label] = 10
-    for example, slot in (0, 1), (0, 2), (1, 0), (1, 1), (1, 2):
-        label = batch["masked_lm_ids"][example, slot]
-        outputs["mlm_logits"][example, slot, label] = -10
-    outputs["sentence_logits"] = np.array([[2, 1], [2, 1]], np.float32)
-    sums = sums_of(outputs, batch)
-    assert sums["mlm_correct_sum"] == 2
-    assert sums["sentence_correct_sum"] == 1
-
-
-def test_padding_slots_do_not_change_the_sums():
-    """A slot of weight 0 is padding; its label has no effect."""
-    outputs, batch = random_outputs(), example_batch()
-    plain = sums_of(outputs, batch)
-
-    padding_changed, label_changed = dict(batch), dict(batch)
-    weights, labels = batch["masked_lm_weights"], batch["masked_lm_ids"]
-    padding_changed["masked_lm_ids"] = np.where(weights == 0, 10, labels)
-    label_changed["masked_lm_ids"] = np.where(weights == 1, 10, labels)
-
-    assert sums_of(outputs, padding_changed) == pytest.approx(plain)
-    changed = sums_of(outputs, label_changed)
-    assert abs(changed["mlm_loss_sum"] - plain["mlm_loss_sum"]) > 1e-2
-
-
-def test_a_padding_example_does_not_count():
-    """Its mask and weights are 0; the sums are those of the other example."""
-    outputs, batch = random_outputs(), example_batch()
+def padding_example():
+    batch = example_batch()
     batch["input_mask"][1] = 0
     batch["masked_lm_weights"][1] = 0
-    alone = sums_of(
-        {name: value[:1] for name, value in outputs.items()},
-        {name: value[:1] for name, value in batch.items()},
+    return batch
+
+
+# Changes of outputs and batch; weights of the sentences.
+SUMS = {
+    "two examples": ({}, {}, np.ones(2)),
+    "a padding example": ({}, padding_example(), np.array([1, 0])),
+    # Rows of one and two examples.
+    "packed rows": (
+        {
+            "sentence_logits": np.random.default_rng(1)
+            .normal(size=(2, 2, 2))
+            .astype(np.float32)
+        },
+        {
+            "next_sentence_labels": np.array([[0, 1], [1, 0]]),
+            "next_sentence_weights": np.array([[1, 0], [1, 1]], np.float32),
+        },
+        np.array([[1, 0], [1, 1]]),
+    ),
+    # Of logits that are a product and a bias.
+    "terms": (
+        {
+            "mlm_product": random_outputs()["mlm_logits"] - 0.25,
+            "mlm_bias": np.full(VOCAB, 0.25, np.float32),
+        },
+        *({}, np.ones(2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_sums_are_those_of_numpy(case):
+    """Padding slots and padding examples do not count."""
+    more_outputs, more, sentence_weights = SUMS[case]
+    outputs, batch = random_outputs() | more_outputs, example_batch() | more
+    labels = batch["next_sentence_labels"]
+    expected = numpy_sums(
+        "mlm",
+        outputs["mlm_logits"],
+        batch["masked_lm_ids"],
+        batch["masked_lm_weights"],
     )
-    assert sums_of(outputs, batch) == pytest.approx(alone, rel=1e-6)
-    assert alone["sentence_weight_sum"] == 1
+    assert sums_of({"mlm_logits": outputs["mlm_logits"]}, batch) == (
+        pytest.approx(expected, rel=1e-6)
+    )
+    expected |= numpy_sums(
+        "sentence",
+        outputs["sentence_logits"],
+        labels.reshape(sentence_weights.shape),
+        sentence_weights,
+    )
+    assert sums_of(outputs, batch) == pytest.approx(expected, rel=1e-6)
 
 
-def test_slots_without_an_example_do_not_count():
-    """Packed rows of one and two examples; the empty slot has label 1."""
-    logits = np.random.default_rng(1).normal(size=(2, 2, 2)).astype(np.float32)
-    outputs = random_outputs() | {"sentence_logits": logits}
-    batch = example_batch() | {
-        "next_sentence_labels": np.array([[0, 1], [1, 0]]),
-        "next_sentence_weights": np.array([[1, 0], [1, 1]], np.float32),
-    }
-    expected = 0.0
-    for row, slot in (0, 0), (1, 0), (1, 1):
-        odds = np.exp(logits[row, slot].astype(float))
-        label = batch["next_sentence_labels"][row, slot]
-        expected -= math.log(odds[label] / odds.sum())
-    sums = sums_of(outputs, batch)
-    assert sums["sentence_weight_sum"] == 3
-    assert sums["sentence_loss_sum"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_sums_of_two_halves_add_up_to_the_joint_batch():
-    """Therefore two replicas give the sums of one."""
-    outputs, batch = random_outputs(), example_batch()
-    halves = [
-        sums_of(
-            {name: value[i : i + 1] for name, value in outputs.items()},
-            {name: value[i : i + 1] for name, value in batch.items()},
-        )
-        for i in range(2)
-    ]
-    for name, total in sums_of(outputs, batch).items():
-        assert halves[0][name] + halves[1][name] == pytest.approx(total)
-
-
-def test_terms_of_the_logits_do_not_change_the_sums():
-    outputs, batch = random_outputs(), example_batch()
-    bias = np.linspace(-1, 1, VOCAB, dtype=np.float32)
-    terms = {"mlm_product": outputs["mlm_logits"] - bias, "mlm_bias": bias}
-    found = sums_of(outputs | terms, batch)
-    assert found == pytest.approx(sums_of(outputs, batch), rel=1e-6)
-
-
-def test_without_a_sentence_head_there_are_no_sentence_sums():
-    outputs = {"mlm_logits": random_outputs()["mlm_logits"]}
-    assert set(sums_of(outputs, example_batch())) == {
-        "mlm_loss_sum",
-        "mlm_correct_sum",
-        "mlm_weight_sum",
-    }
+def test_equal_logits_give_the_logarithm_of_the_number_of_classes():
+    """7 masked tokens of 11 classes and 2 sentences of 2 classes."""
+    outputs = {name: 0 * value for name, value in random_outputs().items()}
+    sums = sums_of(outputs, example_batch())
+    assert sums["mlm_loss_sum"] == pytest.approx(7 * math.log(11), rel=1e-6)
+    assert sums["sentence_loss_sum"] == pytest.approx(2 * math.log(2))
 
 
 def test_means_divide_by_the_weights_of_each_task():
@@ -201,17 +170,3 @@ def test_the_reference_accuracies_are_those_of_table_5():
     assert line("sop", "sop") == line("sop")
     assert line("sop", "nsp").endswith("mlm 54.0%, nsp 78.9% accuracy")
     assert line("nsp", "sop").endswith("mlm 54.5%, sop 52.0% accuracy")
-
-
-def test_the_sentence_objective_is_named_in_the_progress_line():
-    values = {
-        "masked_lm_loss": 4.0,
-        "masked_lm_accuracy": 0.25,
-        "sentence_order_loss": 0.5,
-        "sentence_order_accuracy": 0.75,
-    }
-    lines = [pretraining.describe(values, name) for name in ("sop", "nsp")]
-    assert lines == [
-        "mlm 4.000 (25.0%), sop 0.500 (75.0%)",
-        "mlm 4.000 (25.0%), nsp 0.500 (75.0%)",
-    ]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from albert_tf.runs import log as run_log
-from albert_tf.runs.checkpoint_files import Checkpoint
 from albert_tf.runs.log import RunLog
 from albert_tf.training import pretraining
 from albert_tf.training import progress as progress_module
@@ -21,7 +20,6 @@ from albert_tf.training.progress import (
     Progress,
     StepTimes,
 )
-from albert_tf.training.trainer import Position
 
 
 def set_clock(monkeypatch, seconds):
@@ -161,7 +159,6 @@ def test_the_content_of_batches_is_that_of_their_records(tmp_path):
     ("compiling", "steady", "useful"),
     [
         ([9.0], [1.0, 1.0, 4.0], 7),  # a step usually takes 1 s
-        ([9.0], [1.0], 2),  # the median of both would be 5 s
         ([9.0, 8.0], [2.0], 6),  # two processes
         ([9.0], [], 0),  # how long a step takes is not known yet
         ([0.5], [1.0], 1.5),
@@ -177,10 +174,8 @@ def test_a_step_that_compiles_takes_as_long_as_the_others(
     assert figures["loop_seconds"] == useful
     assert figures["compile_seconds"] == total - useful
     assert figures["goodput"] == pytest.approx(useful / total)
-    assert not progress.was_steady
 
     assert progress.advance(StepTimes([2.0, 2.0]))["loop_seconds"] == 4
-    assert progress.was_steady
     # The speed is known from earlier lines now.
     again = progress.advance(StepTimes(compiling_seconds=[9.0]))
     assert 1 <= again["loop_seconds"] <= 2
@@ -242,22 +237,14 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
     assert goodput == pytest.approx(20 / 80)
 
 
-def saved_and_restored(position, later):
-    """Saves the first position, and restores it in `later`."""
-    notes = json.loads(json.dumps(position.to_notes(phase="wiki")))
-    later.restore(Checkpoint("checkpoint", position.step, notes))
-    return later
-
-
 def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     """4 steps of 2 s, then 2 of 1 s, each with 6 s more for compiling."""
-    position = Position(step=4, totals={"loss": 8.0}, num_steps=4)
-    position.times.add_compiling(8.0)
-    position.times.add(step_times(8, 10, 12, wait=1), 14, cpu_seconds=5)
-    resumed = saved_and_restored(position, Position.at_start(["loss"]))
-    resumed.times.add_compiling(7.0)
-    resumed.times.add(step_times(107), 108, cpu_seconds=2)
-    figures = progress_of(tmp_path).advance(resumed.times)
+    times = StepTimes(compiling_seconds=[8.0])
+    times.add(step_times(8, 10, 12, wait=1), 14, cpu_seconds=5)
+    times = StepTimes.from_notes(json.loads(json.dumps(vars(times))))
+    times.add_compiling(7.0)
+    times.add(step_times(107), 108, cpu_seconds=2)
+    figures = progress_of(tmp_path).advance(times)
 
     assert figures["steps_per_second"] == pytest.approx(6 / 22)
     # 7 s, and two steps of 2 s, the median.
@@ -268,32 +255,9 @@ def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     assert figures["input_bound_share"] == pytest.approx(3 / 7)
 
 
-@pytest.mark.parametrize(
-    ("notes", "times"),
-    [
-        ({}, StepTimes()),
-        ({"times": {"seconds": [8.0], "steady": False}}, StepTimes([8.0])),
-    ],
-)
-def test_checkpoints_of_older_versions_have_other_times(notes, times):
-    position = Position.at_start(["loss"])
-    position.times.add_compiling(8.0)
-    position.restore(
-        Checkpoint("checkpoint", 4, {"totals": {"loss": 8.0}, **notes})
-    )
-    assert (position.step, position.times) == (4, times)
-
-
-def test_times_begin_anew_after_a_rollback_and_after_each_line_of_the_log():
-    before, later = Position.at_start(["loss"]), Position.at_start(["loss"])
-    for begin in (
-        lambda: saved_and_restored(before, later),
-        later.clear_totals,
-    ):
-        later.times.add_compiling(30.0)
-        later.times.add(step_times(0, 50, wait=40), 100.0, cpu_seconds=90)
-        begin()
-        assert later.times == StepTimes()
+@pytest.mark.parametrize("notes", [{}, {"steady": False}])
+def test_checkpoints_of_older_versions_have_other_times(notes):
+    assert StepTimes.from_notes(notes) == StepTimes()
 
 
 REPOSITORY = pathlib.Path(__file__).parents[2]

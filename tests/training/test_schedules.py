@@ -86,12 +86,10 @@ def config_of(dropout_schedule):
     )
 
 
-def test_without_a_schedule_dropout_rates_are_those_of_the_model():
+def test_schedule_sets_both_rates_from_its_steps_on():
+    """Without one, they are those of the model."""
     assert dropout_rates(7, config_of("")) == (0.2, 0.3)
     assert next_dropout_change(7, config_of("")) is None
-
-
-def test_schedule_sets_both_rates_from_its_steps_on():
     config = config_of("0:0.1,1000000:0.0")
     assert dropout_rates(0, config) == (0.1, 0.1)
     assert dropout_rates(999_999, config) == (0.1, 0.1)
@@ -117,60 +115,48 @@ def test_the_rate_scales_with_the_root_of_the_batch_size(batch_size, power):
     )
 
 
-def advice(batch_size, steps=125_000, **settings):
-    return describe_learning_rate(
-        PretrainingConfig(
-            data=DataConfig(global_batch_size=batch_size),
-            optimizer=OptimizerConfig(**settings),
-            training=TrainingConfig(num_train_steps=steps),
-        )
-    )
+# Batch size, settings and the beginning of the warning, "" for none.
+ADVICE = [
+    # sqrt(4096 / 512) is 2.83; see issue 29 of google-research/albert.
+    (512, {}, "learning_rate is 2.83 times that of the paper scaled"),
+    (4096, {"learning_rate": 2.1 * 0.00176}, "learning_rate is 2.1 times"),
+    (
+        *(4096, {"num_warmup_steps": 700}),
+        "num_warmup_steps is 0.224 times that of the paper. ",
+    ),
+    (4096, {"optimizer": "muon"}, "learning_rate 0.00176 is one for LAMB"),
+    (4096, {}, ""),
+    (2048, {}, ""),  # 1.41 times
+    (512, {"learning_rate": 0.0006}, ""),
+    (4096, {"num_warmup_steps": 800}, ""),  # 0.256 of 3125
+    (512, {"optimizer": "adamw", "learning_rate": 1e-4}, ""),
+    (512, {"optimizer": "muon", "learning_rate": 1e-3}, ""),
+    (32, {"num_train_steps": 9_999, "num_warmup_steps": 100}, ""),
+]
 
 
-def test_a_rate_above_twice_the_papers_gives_a_warning():
-    """sqrt(4096 / 512) is 2.83; see issue 29 of google-research/albert."""
-    line, warning = advice(512)
-    assert "0.00176 after 3125" in line
-    assert "0.000622 after 3125" in line
-    assert "learning_rate is 2.83 times that of the paper" in warning
-    assert "--learning_rate=0.000622" in warning
-    assert "num_warmup_steps is" not in warning
-    assert "decaying" not in line
-    assert "decaying in the last 600" in advice(512, num_decay_steps=600)[0]
-    assert "2.1 times" in advice(4096, learning_rate=2.1 * 0.00176)[1]
+@pytest.mark.parametrize(("batch_size", "settings", "expected"), ADVICE)
+def test_settings_far_from_the_papers_give_a_warning(
+    batch_size, settings, expected
+):
+    """Not short runs, nor AdamW."""
+    config = PretrainingConfig(data=DataConfig(global_batch_size=batch_size))
+    _, warning = describe_learning_rate(config.replace(**settings))
+    assert warning.startswith(expected)
+    assert bool(warning) == bool(expected)
 
 
-def test_the_batch_size_of_packed_rows_counts_examples():
-    """512 rows of 8 examples are the batch of the paper."""
+def test_the_papers_rate_is_named_for_the_batch():
+    """A batch of packed rows counts their examples."""
     config = PretrainingConfig(data=DataConfig(global_batch_size=512))
+    line, warning = describe_learning_rate(config)
+    assert line == (
+        "learning rate 0.00176 after 3125 warm-up steps; the paper's for a "
+        "batch of 512 examples: 0.000622 after 3125"
+    )
+    assert "--learning_rate=0.000622 --num_warmup_steps=3125" in warning
     line, warning = describe_learning_rate(config, examples_per_row=8.0)
     assert "for a batch of 4096 examples: 0.00176 after 3125" in line
     assert warning == ""
-
-
-def test_a_short_warmup_gives_a_warning():
-    _, warning = advice(4096, num_warmup_steps=700)
-    assert "num_warmup_steps is 0.224 times that of the paper. " in warning
-    assert "learning_rate is" not in warning
-
-
-def test_muon_at_the_rate_of_lamb_gives_a_warning():
-    assert "e.g. --learning_rate=0.001" in advice(4096, optimizer="muon")[1]
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "settings"),
-    [
-        (4096, {}),
-        (2048, {}),  # 1.41 times
-        (512, {"learning_rate": 0.0006}),
-        (4096, {"num_warmup_steps": 800}),  # 0.256 of 3125
-        (512, {"optimizer": "adamw", "learning_rate": 1e-4}),
-        (512, {"optimizer": "muon", "learning_rate": 1e-3}),
-        (32, {"steps": 9_999, "num_warmup_steps": 100}),
-    ],
-)
-def test_near_settings_short_runs_and_adamw_give_no_warning(
-    batch_size, settings
-):
-    assert advice(batch_size, **settings)[1] == ""
+    line, _ = describe_learning_rate(config.replace(num_decay_steps=600))
+    assert "decaying in the last 600" in line

@@ -1,7 +1,6 @@
 """Training on a slice of two hosts, whose cores are CPUs; failures of hosts."""
 
 import re
-import signal
 import subprocess
 import time
 
@@ -22,41 +21,6 @@ LONG_LOOP = 20_000
 # its start took, since both slow down alike. This is still much less than the
 # rest of the loop.
 STOP_S = 5.0
-
-
-class Running:
-    """A run on a slice, within a long device loop.
-
-    Args:
-        first_step: The first step that the run trains.
-    """
-
-    def __init__(self, hosts, config, directory, first_step):
-        began = time.monotonic()
-        self.run = hosts.train(config, directory)
-        self.run.wait_for_log(f"compiled and trained step {first_step} ")
-        hosts.wait_for_work()
-        self._start_s = time.monotonic() - began
-        self._first_step = first_step
-
-    def check_stop(self, newest_step):
-        """Checks that the run stops in time at a step of the loop.
-
-        Args:
-            newest_step: Returns the step of the newest checkpoint.
-
-        Returns:
-            This step.
-        """
-        try:
-            statuses = self.run.wait(STOP_S + self._start_s)
-        except subprocess.TimeoutExpired:
-            self.run.kill()
-            pytest.fail(f"started in {self._start_s:.1f} s, has not stopped")
-        assert statuses == [143], self.run.log()
-        step = newest_step()
-        assert self._first_step < step < LONG_LOOP / 4
-        return step
 
 
 @pytest.mark.slow
@@ -81,13 +45,11 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         )
 
     def long_run(run_dir="run", **changes):
-        changes = {
-            "steps_per_loop": LONG_LOOP,
-            # A checkpoint would end a call of the program.
-            "save_checkpoints_steps": LONG_LOOP,
-            **changes,
-        }
-        return config(run_dir, num_train_steps=10**6, **changes)
+        # A checkpoint would end a call of the program.
+        long = dict.fromkeys(
+            ("steps_per_loop", "save_checkpoints_steps"), LONG_LOOP
+        )
+        return config(run_dir, num_train_steps=10**6, **{**long, **changes})
 
     def newest_step():
         return list_checkpoints(str(tmp_path / "run/checkpoints"))[-1].step
@@ -121,21 +83,25 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         profiles = (tmp_path / "run/tensorboard").rglob("*.xplane.pb")
         assert len(list(profiles)) == 2  # one of each host
 
-        # SIGTERM to the trainer, within a long loop.
-        running = Running(hosts, long_run(), tmp_path / "signalled", 5)
-        running.run.signal(signal.SIGTERM)
-        stopped = running.check_stop(newest_step)
-        line = f"signal 15 (SIGTERM): stopped at step {stopped}"
-        assert line in running.run.log()
-
-        # A notice to the last host.
-        running = Running(hosts, long_run(), tmp_path / "stopped", stopped + 1)
+        # A notice to the last host, within a long loop.
+        began = time.monotonic()
+        run = hosts.train(long_run(), tmp_path / "stopped")
+        run.wait_for_log("compiled and trained step 5 ")
+        hosts.wait_for_work()
+        start_s = time.monotonic() - began
         hosts.metadata.set("preempted", "TRUE")
-        stopped = running.check_stop(newest_step)
+        try:
+            statuses = run.wait(STOP_S + start_s)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            pytest.fail(f"started in {start_s:.1f} s, has not stopped")
+        assert statuses == [143], run.log()
+        stopped = newest_step()
+        assert 5 < stopped < LONG_LOOP / 4
         assert (
             f"worker 1 at {hosts.addresses[1]} has received SIGTERM, or a "
             f"notice of Google Cloud: stopped at step {stopped}"
-        ) in running.run.log()
+        ) in run.log()
         # The old servers would stop the next run; `on_host.sh` replaces them.
         hosts.metadata.set("preempted", "FALSE")
         for host in range(2):
@@ -150,7 +116,7 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         run.wait_for_checkpoint(stopped)
         hosts.kill()
         assert run.wait() == [RETRY_STATUS], run.log()
-        # It has the weights of the run that was stopped twice.
+        # It has the weights of the run that was stopped.
         check_same_weights(
             str(tmp_path / "run"), str(tmp_path / "uninterrupted"), stopped
         )

@@ -11,6 +11,8 @@ import tensorflow as tf
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import record_sets as training_records
 from albert_tf.input.batch_stream import BatchStream
+from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.target import DEFAULT_TARGET
 from albert_tf.training import pretraining, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
@@ -167,35 +169,29 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"remat": True, "gradient_accumulation_steps": 2},
-        {"fuse_on_cpu": True},
-    ],
+    ("how", "num_micro_batches", "rates"),
+    [("remat", 2, DropoutRates(0.1, 0.2)), ("fuse_on_cpu", 1, NO_DROPOUT)],
 )
-def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
+def test_how_the_step_is_computed_does_not_change_it(
+    tiny_records, how, num_micro_batches, rates
+):
     """Remat and fused kernels agree; remat also with dropout."""
-    rates = DropoutRates(0.1, 0.2)
-    if "fuse_on_cpu" in changes:
-        rates = NO_DROPOUT
-    adamw = {"optimizer": "adamw", "learning_rate": 0.001}
-    same = {
-        name: value
-        for name, value in changes.items()
-        if name not in ("remat", "fuse_on_cpu")
-    }
-    plain = tiny_run.make_config(tiny_records, UNUSED, **adamw, **same)
-    other = tiny_run.make_config(tiny_records, UNUSED, **adamw, **changes)
-    expected, found = run_steps(plain, rates), run_steps(other, rates)
+    plain = tiny_run.make_config(
+        tiny_records,
+        UNUSED,
+        optimizer="adamw",
+        learning_rate=0.001,
+        gradient_accumulation_steps=num_micro_batches,
+    )
+    expected = run_steps(plain, rates)
+    found = run_steps(plain.replace(**{how: True}), rates)
     assert_close(expected.metrics, found.metrics, 1e-4)
     assert_close(expected.weights, found.weights, 1e-4)
-
-    if "fuse_on_cpu" in changes:
+    if how == "fuse_on_cpu":
         assert found.num_compiled > expected.num_compiled == 0
-    if "remat" in changes:
+    else:
         products = [
-            trained.operations.count("BatchMatMulV2")
-            for trained in (expected, found)
+            x.operations.count("BatchMatMulV2") for x in (expected, found)
         ]
         assert products[1] > products[0] > 0
 
@@ -233,15 +229,6 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
 
 
 @pytest.mark.slow
-def test_on_gpus_a_step_with_dropout_is_compiled(tiny_records, monkeypatch):
-    config = tiny_run.make_config(tiny_records, UNUSED)
-    monkeypatch.setattr(train_step, "device_type", lambda strategy: "GPU")
-    trained = run_steps.__wrapped__(config, DropoutRates(0.1, 0.2))
-    assert trained.num_compiled == 2
-    assert np.isfinite(trained.metrics["loss"])
-
-
-@pytest.mark.slow
 def test_bfloat16_trains_close_to_float32(tiny_records):
     config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
     exact = run_steps(config)
@@ -252,17 +239,6 @@ def test_bfloat16_trains_close_to_float32(tiny_records):
     assert {v.dtype for v in rounded.weights.values()} == {
         v.dtype for v in exact.weights.values()
     }
-
-
-@pytest.mark.slow
-def test_gradient_accumulation_does_not_change_the_update(tiny_records):
-    config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
-    parts = config.replace(gradient_accumulation_steps=4)
-    expected, found = run_steps(config), run_steps(parts)
-
-    assert_close(expected.metrics, found.metrics, 2e-5)
-    assert_close(expected.weights, found.weights, 2e-5)
-    assert {"StatelessWhile", "While"} & set(found.operations)
 
 
 def gradients_by_share(config, num_shares):
@@ -378,3 +354,60 @@ def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
         assert with_dropout.count(draw) > 3 + 5
         assert with_dropout.count(split) > 5
         assert without.count(split) == 0
+
+
+def test_dropout_masks_depend_on_seed_step_and_replica_only():
+    def mask(seed, step, replica):
+        keys = train_step._replica_seed(seed, tf.constant(step), replica)
+        masks = Dropout(0.5, 0.5, keys).hidden_masks(0, DEFAULT_TARGET)
+        return masks.keep(tf.constant([40])).numpy()
+
+    original = mask(1, 2, 3)
+    np.testing.assert_array_equal(mask(1, 2, 3), original)
+    for other in (mask(2, 2, 3), mask(1, 3, 3), mask(1, 2, 4)):
+        assert (other != original).any()
+
+
+def test_each_step_replica_and_micro_batch_has_other_masks(
+    monkeypatch, tmp_path
+):
+    config = tiny_run.make_synthetic_config(
+        tmp_path,
+        gradient_accumulation_steps=2,
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    seeds = []
+
+    def record(state, micro_batch, weights, dropout, target, total):
+        """Takes the place of the model; its losses and gradients are 0."""
+        tf.numpy_function(
+            lambda seed: seeds.append(tuple(seed.tolist())), [dropout.seed], []
+        )
+        sums = [
+            f"{task}_{quantity}_sum"
+            for task in ("mlm", "sentence")
+            for quantity in ("loss", "correct", "weight")
+        ]
+        gradients = [tf.zeros(v.shape) for v in state.model.trainable_variables]
+        return gradients, dict.fromkeys(sums, tf.zeros(()))
+
+    monkeypatch.setattr(train_step, "_add_gradients", record)
+    strategy = make_strategy(config.distribution)
+    objective = Pretraining(config)
+    with strategy.scope():
+        state = make_state(config, objective)
+        step = train_step.make_replica_step(state, config)
+    stream = BatchStream(
+        objective.find_training_data(),
+        config.data,
+        7,
+        format_of=objective.record_format,
+    )
+    batches = iter(strategy.distribute_datasets_from_function(stream.open(0)))
+    run = tf.function(
+        lambda batch: strategy.run(step, args=(batch, DropoutRates(0.1, 0.1)))
+    )
+    for _ in range(2):
+        run(next(batches))
+    assert len(seeds) == len(set(seeds)) == 2 * 2 * 2
