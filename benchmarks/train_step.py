@@ -1,8 +1,7 @@
 r"""Compare speed and memory of a training step with other implementations.
 
     python -m benchmarks.train_step \
-        --python_keras_hub=venv-keras-hub/bin/python \
-        --python_model_garden=venv-model-garden/bin/python
+        --python_keras_hub=venv-keras-hub/bin/python
 
 All contenders train ALBERT-base with both losses and LAMB on the same batch, on
 this CPU. Each contender runs in its own process, see `train_step_contenders`.
@@ -38,11 +37,6 @@ class BenchmarkConfig(Config):
         "",
         "Python interpreter with tensorflow and keras-hub, e.g. "
         "venv-keras-hub/bin/python; empty leaves this contender out.",
-    )
-    python_model_garden: str = setting(
-        "",
-        "Python interpreter with tf-models-official, e.g. "
-        "venv-model-garden/bin/python; empty leaves this contender out.",
     )
     rounds: int = setting(
         3, "Number of timed steps of each contender.", at_least=1

@@ -165,58 +165,6 @@ def keras_hub(work: Work) -> Step:
     return _tensorflow_step(tf, forward, variables, optimizer, batch)
 
 
-def model_garden(work: Work) -> Step:
-    """TF Model Garden's encoder, head and LAMB."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    tf = _tensorflow(work)
-    import tf_keras
-    from official.modeling.optimization import lamb
-    from official.nlp.modeling.layers.masked_lm import MaskedLM
-    from official.nlp.modeling.networks.albert_encoder import AlbertEncoder
-
-    if work.bfloat16:
-        tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-
-    def gelu(x: Any) -> Any:
-        return tf.nn.gelu(x, approximate=True)
-
-    encoder = AlbertEncoder(
-        vocab_size=30_000,
-        max_sequence_length=512,
-        type_vocab_size=2,
-        activation=gelu,
-        dropout_rate=work.dropout,
-        attention_dropout_rate=work.dropout,
-    )
-    head = MaskedLM(
-        encoder.get_embedding_table(), activation=gelu, dtype="float32"
-    )
-    sentence = tf_keras.layers.Dense(2, dtype="float32")
-    batch = {k: tf.constant(v) for k, v in work.arrays().items()}
-
-    def forward(batch: dict) -> tuple:
-        hidden, pooled = encoder(
-            [batch["input_ids"], batch["input_mask"], batch["segment_ids"]],
-            training=True,
-        )
-        # The layer does not cast its input to its dtype.
-        hidden = tf.cast(hidden, tf.float32)
-        return head(hidden, batch["masked_lm_positions"]), sentence(pooled)
-
-    forward(batch)
-    variables = [
-        *encoder.trainable_variables,
-        *head.trainable_variables,
-        *sentence.trainable_variables,
-    ]
-    optimizer = lamb.LAMB(
-        LEARNING_RATE,
-        weight_decay_rate=DECAY,
-        exclude_from_weight_decay=NOT_DECAYED,
-    )
-    return _tensorflow_step(tf, forward, variables, optimizer, batch)
-
-
 def hugging_face(work: Work) -> Step:
     """Hugging Face's model on PyTorch, with fused attention.
 
@@ -342,7 +290,6 @@ CONTENDERS: dict[str, Callable[[Work], Step]] = {
         albert_tf,
         albert_tf_remat,
         keras_hub,
-        model_garden,
         hugging_face,
     )
 }

@@ -106,13 +106,10 @@ def commands_in(text):
 
 def config_class_of(module):
     """The class whose settings are the flags of a command."""
-    loaded = importlib.import_module(module)
     (passed,) = re.findall(
         r"^    flags\.run\(\w+, (.*)\)", COMMANDS[module].read_text(), re.M
     )
-    if module == "benchmarks.input_rate":  # depends on the arguments
-        return loaded.config_class_of
-    return lambda arguments: getattr(loaded, passed)
+    return getattr(importlib.import_module(module), passed)
 
 
 def parse(config_class, arguments):
@@ -135,7 +132,7 @@ def test_commands_have_flags_that_exist(source, monkeypatch):
     monkeypatch.chdir(ROOT)
     for program, words in commands_in(TEXTS[source]):
         if program != LAUNCH:
-            parse(config_class_of(program)(words), words)
+            parse(config_class_of(program), words)
             continue
         end = words.index("--") if "--" in words else len(words)
         command, *own = words[:end]
@@ -149,13 +146,9 @@ def test_commands_have_flags_that_exist(source, monkeypatch):
 def test_flags_in_the_text_exist():
     known = {*OTHER_FLAGS}
     for module in COMMANDS:
-        for config_class in {
-            config_class_of(module)([]),
-            config_class_of(module)(["--recipe=a"]),
-        }:
-            values = absl_flags.FlagValues()
-            flags.define(config_class, values)
-            known |= set(values)
+        values = absl_flags.FlagValues()
+        flags.define(config_class_of(module), values)
+        known |= set(values)
     known |= {"dry_run", *launch.SETTINGS}
     unknown = {
         (document, name)
