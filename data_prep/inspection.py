@@ -80,14 +80,12 @@ class ShardReport:
 
     Attributes:
         faults: The first faults, sorted by record.
-        num_records: Number of records, damaged ones included.
         sha256: Digest of the file.
         statistics: Of the rows without faults; see `_count_rows`.
     """
 
     faults: list[str] = dataclasses.field(default_factory=list)
     num_faults: int = 0
-    num_records: int = 0
     sha256: str = ""
     statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -140,7 +138,6 @@ def _inspect_once(
             ]
             del report.faults[max_faults:]
             report.num_faults += len(faults)
-            report.num_records += len(batch)
             add(report.statistics, _count_rows(rows, rules))
         while file.read(1 << 20):  # beyond a damaged length
             pass

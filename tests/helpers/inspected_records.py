@@ -7,36 +7,21 @@ import re
 
 import tensorflow as tf
 
-from data_prep import build_tfrecords
-from data_prep.config import RecordsConfig
+from tests.helpers import small_builds
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
-VOCABULARY = "tests/testdata/30k-clean.model"
-LENGTH, PREDICTIONS = 64, 20
+VOCABULARY, LENGTH = small_builds.VOCABULARY, small_builds.LENGTH
+PREDICTIONS = 20
 SHARD = "train-00001-of-00003.tfrecord"
 
 
-def build(output_dir, **settings):
+def build(output_dir):
     """Records of the first 200 KB of the demo, in train/."""
     text = output_dir.parent / "text.txt"
     with gzip.open(DEMO, "rt", encoding="utf-8") as file:
         text.write_text(file.read(200_000), encoding="utf-8")
-    build_tfrecords.main(
-        RecordsConfig(
-            **{
-                "input_file": (str(text),),
-                "output_dir": str(output_dir),
-                "spm_model_file": VOCABULARY,
-                "max_seq_length": LENGTH,
-                "max_predictions_per_seq": PREDICTIONS,
-                "dupe_factor": 2,
-                "num_shards": 3,
-                "num_workers": 1,
-                **settings,
-            }
-        )
-    )
-    return output_dir / "train"
+    settings = {"max_predictions_per_seq": PREDICTIONS, "holdout_fraction": 0}
+    return small_builds.build(output_dir, text, **settings) / "train"
 
 
 def read_contents(path):
