@@ -76,7 +76,6 @@ def main(config: SweepConfig) -> int:
     from albert_tf.sweeps import directory, results
 
     directory.check_directory(plan)
-    directory.check_records(plan)
     for line in plans.describe(plan):
         logging.info("%s", line)
     os.makedirs(f"{plan.dir}/{directory.LOGS_DIR}", exist_ok=True)

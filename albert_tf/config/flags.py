@@ -159,8 +159,15 @@ def parse_line(
     """
     flag_values = absl_flags.FlagValues()
     define(config_class, flag_values)
-    flag_values([config_class.__name__, *arguments])
+    _refuse_words(flag_values([config_class.__name__, *arguments])[1:])
     return parse(config_class, flag_values)
+
+
+def _refuse_words(words: Sequence[str]) -> None:
+    if words:
+        raise UserError(
+            "settings must be given as --name=value", received=" ".join(words)
+        )
 
 
 def run(
@@ -178,11 +185,7 @@ def run(
         logging.use_absl_handler()
         logging.get_absl_handler().addFilter(_should_log)
         try:
-            if len(arguments) > 1:
-                raise UserError(
-                    "settings must be given as --name=value",
-                    received=" ".join(arguments[1:]),
-                )
+            _refuse_words(arguments[1:])
             return main(parse(config_class)) or 0
         except KeyboardInterrupt:
             print("interrupted; run the same command again", file=sys.stderr)

@@ -15,7 +15,6 @@ from typing import Any
 from albert_tf.cluster.jobs import Job
 from albert_tf.config import PretrainingConfig, flatten, settings_by_path
 from albert_tf.errors import UserError, name_faults
-from albert_tf.input import record_sets
 from albert_tf.io.files import exists, is_remote, load_json_if_any, write_json
 from albert_tf.runs.directory import CONFIG_FILE, load_config
 from albert_tf.runs.log import read_events, read_metrics
@@ -70,55 +69,6 @@ def check_directory(plan: Plan) -> None:
                 remedy="Restore them, rename the changed variants, or choose "
                 "another --output_dir.",
             )
-
-
-def check_records(plan: Plan) -> None:
-    """Checks the records of all runs and evaluations against their settings.
-
-    Raises:
-        UserError: Naming a run without training records, an evaluation without
-            held-out records, or records that are missing or do not fit a run.
-    """
-    checked = set()
-    for run in plan.runs:
-        for name, config in {"": run.config, **run.evaluations}.items():
-            data, training = config.data, config.training
-            # Runs often differ in other settings only.
-            key = (
-                bool(name),
-                data,
-                config.model.vocab_size,
-                training.sentence_objective,
-                training.eval_sentence_objective,
-            )
-            if key in checked:
-                continue
-            checked.add(key)
-            source = f"run {run.name}"
-            trains = not (name or data.synthetic_input)
-            if name:
-                source = f"evaluation {name} of {source}"
-                if not data.eval_input_file:
-                    raise UserError(
-                        f"{source} must have held-out records",
-                        received="no --eval_input_file",
-                        remedy="Set it in --base_flags or in --evaluation.",
-                    )
-            elif trains and not (data.input_file or data.data_schedule):
-                raise UserError(
-                    f"{source} must have training records",
-                    received="no --input_file",
-                    remedy="Set --input_file in --base_flags or in its "
-                    "--variant, e.g. "
-                    "--base_flags='--input_file=records/train/*.tfrecord'.",
-                )
-            try:
-                if trains:
-                    record_sets.find_training_data(config)
-                if data.eval_input_file:
-                    record_sets.find_held_out(config)
-            except UserError as error:
-                raise UserError(f"{source}: {error}") from None
 
 
 def make_jobs(plan: Plan) -> list[Job]:

@@ -39,8 +39,6 @@ TRAINING_TOTALS = {
     "training_cpu_seconds": "cpu_seconds",
 }
 
-# Settings that the sweep decides, with the only value that flags may give.
-_OWN_SETTINGS = {"output_dir": "", "mode": "train", "dry_run": False}
 _NAME = re.compile(r"[A-Za-z0-9][\w.]*")
 _START = re.compile(r"\{run:([^}]*)\}")
 
@@ -115,9 +113,9 @@ def make_plan(config: SweepConfig) -> Plan:
     """Makes the plan of a sweep; reads flag files and architectures only.
 
     Raises:
-        UserError: For an unknown or invalid flag, a variant or run that is
-            listed twice, names of variants and metrics that do not exist, or a
-            variant that starts from none of the earlier ones.
+        UserError: For an unknown or invalid flag, a variant that is listed
+            twice, names of variants and metrics that do not exist, or a variant
+            that starts from none of the earlier ones.
     """
     if not config.variant:
         raise UserError(
@@ -128,19 +126,8 @@ def make_plan(config: SweepConfig) -> Plan:
     base = [f"--flagfile={config.base_flagfile}"] * bool(config.base_flagfile)
     for text in config.base_flags:
         base += _split("base_flags", text, config.records_dir)
-    _check_flags("base_flags", base, _OWN_SETTINGS)
-    variants = _named(
-        "variant",
-        config.variant,
-        config.records_dir,
-        _OWN_SETTINGS | ({"seed": None} if config.seeds else {}),
-    )
-    evaluations = _named(
-        "evaluation",
-        config.evaluation,
-        config.records_dir,
-        _OWN_SETTINGS | {"mode": "eval"},
-    )
+    variants = _named("variant", config.variant, config.records_dir)
+    evaluations = _named("evaluation", config.evaluation, config.records_dir)
     sweep_dir = config.output_dir.rstrip("/")
     runs: list[PlannedRun] = []
     for seed in _parse_seeds(config.seeds):
@@ -157,9 +144,9 @@ def make_plan(config: SweepConfig) -> Plan:
             evaluated: dict[str, PretrainingConfig] = {}
             for evaluation, further in evaluations.items():
                 of_both = f"evaluation {evaluation} of {source}"
-                parsed = _parse(of_both, [*all_flags, "--mode=eval", *further])
-                _find_start(of_both, parsed, {})
-                evaluated[evaluation] = parsed
+                evaluated[evaluation] = _parse(
+                    of_both, [*all_flags, "--mode=eval", *further], "eval"
+                )
             run_name = name if seed is None else f"{name}-seed{seed}"
             of_seed[name] = PlannedRun(
                 name,
@@ -171,8 +158,7 @@ def make_plan(config: SweepConfig) -> Plan:
                 evaluated,
             )
         runs += of_seed.values()
-    _check_different(runs)
-    _check_metrics(config.metrics, evaluations, runs)
+    _check_metrics(config.metrics, evaluations)
     return Plan(
         sweep_dir,
         tuple(runs),
@@ -217,12 +203,6 @@ def _find_start(
         config: The settings.
         earlier: The runs of the variants before it, with the same seed.
     """
-    for name, value in flatten(config.to_dict()).items():
-        if not name.endswith(".init_checkpoint") and _START.search(str(value)):
-            raise UserError(
-                "{run:NAME} must be the value of init_checkpoint",
-                received=f"{name.split('.')[-1]}={value} in {source}",
-            )
     value = config.initialization.init_checkpoint
     if not _START.search(value):
         return None
@@ -257,12 +237,9 @@ def _split(source: str, text: str, records_dir: str) -> list[str]:
 
 
 def _named(
-    setting: str,
-    texts: Iterable[str],
-    records_dir: str,
-    decided: Mapping[str, Any],
+    setting: str, texts: Iterable[str], records_dir: str
 ) -> dict[str, tuple[str, ...]]:
-    """Parses `NAME: FLAGS`; the sweep decides the settings `decided`."""
+    """Parses `NAME: FLAGS`."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, colon, rest = text.partition(":")
@@ -279,59 +256,27 @@ def _named(
             raise UserError(
                 f"{setting} must have each name once", received=name
             )
-        source = f"{setting} {name}"
-        found[name] = tuple(_split(source, rest, records_dir))
-        _check_flags(source, found[name], decided)
+        words = _split(f"{setting} {name}", rest, records_dir)
+        found[name] = tuple(words)
     return found
 
 
-def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
+def _parse(
+    source: str, arguments: Sequence[str], mode: str = "train"
+) -> PretrainingConfig:
     """Parses settings of run_pretraining; errors name their source."""
     try:
-        return flags.parse_line(PretrainingConfig, arguments)
+        config = flags.parse_line(PretrainingConfig, arguments)
     except (absl_flags.Error, UserError) as error:
         raise UserError(f"{source}: {error}") from None
-
-
-def _check_flags(
-    source: str, arguments: Sequence[str], decided: Mapping[str, Any]
-) -> None:
-    """Checks that flags exist; the sweep decides the settings `decided`.
-
-    Their values may not fit together, without those of other sources.
-    """
-    values = absl_flags.FlagValues()
-    flags.define(PretrainingConfig, values)
-    try:
-        _, *rest = values(["run_pretraining", *arguments])
-    except absl_flags.Error as error:
-        raise UserError(f"{source}: {error}") from None
-    if rest:
+    training = config.training
+    if training.output_dir or training.mode != mode or training.dry_run:
         raise UserError(
-            f"{source}: settings must be given as --name=value",
-            received=" ".join(rest),
+            f"{source} must not set --output_dir, --mode and --dry_run: the "
+            "sweep sets them",
+            received=" ".join(arguments),
         )
-    for setting, allowed in decided.items():
-        if values[setting].present and values[setting].value != allowed:
-            raise UserError(
-                f"{source} must not set --{setting}: the sweep sets it",
-                received=" ".join(arguments),
-                remedy="Remove the flag"
-                + (", or leave out --seeds." if setting == "seed" else "."),
-            )
-
-
-def _check_different(runs: Sequence[PlannedRun]) -> None:
-    """Refuses two runs with the same settings."""
-    seen: dict[str, str] = {}
-    for run in runs:
-        key = json.dumps(run.config.to_dict())
-        if key in seen:
-            raise UserError(
-                "a sweep must list each run once",
-                received=f"equal settings in {seen[key]} and {run.name}",
-            )
-        seen[key] = run.name
+    return config
 
 
 def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
@@ -346,12 +291,7 @@ def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
     return [int(seed) for seed in seeds]
 
 
-def _check_metrics(
-    metrics: Sequence[str],
-    evaluations: Iterable[str],
-    runs: Sequence[PlannedRun],
-) -> None:
-    """Checks that metrics exist, and that some run has records for them."""
+def _check_metrics(metrics: Sequence[str], evaluations: Iterable[str]) -> None:
     known = [
         *EVALUATION_METRICS,
         *TRAINING_TOTALS,
@@ -364,14 +304,6 @@ def _check_metrics(
                 received=metric,
                 remedy=f"Known: {', '.join(known)}.",
             )
-    plain = [metric for metric in metrics if metric in EVALUATION_METRICS]
-    if plain and not any(run.config.data.eval_input_file for run in runs):
-        raise UserError(
-            f"the metrics {', '.join(plain)} need held-out records",
-            received="no --eval_input_file in any run",
-            remedy="Set --eval_input_file in --base_flags, or name the metrics "
-            "of an --evaluation, e.g. --metrics=NAME/masked_lm_loss.",
-        )
 
 
 def _parse_pairs(

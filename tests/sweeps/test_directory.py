@@ -8,11 +8,9 @@ from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import (
     check_directory,
-    check_records,
     make_jobs,
     read_evaluation,
 )
-from tests.helpers import tiny_run
 from tests.helpers.logged_run import write_run
 
 
@@ -136,49 +134,3 @@ def test_an_evaluation_with_other_settings_is_repeated(
     assert left == ["narrow"] + ["narrow/more"] * repeated
     (run,) = plan_of().runs
     assert read_evaluation(plan_of(), run, "more") == {"loss": 1.5}
-
-
-def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
-    train, held_out = base().base_flags
-    sizes = (
-        f"--model=vocab_size={tiny_run.MODEL.vocab_size}",
-        *(f"--{name}={value}" for name, value in tiny_run.LENGTHS.items()),
-    )
-
-    def check(*base_flags, **changes):
-        settings = {"records_dir": str(tiny_records), "variant": ("a:",)}
-        check_records(
-            plans.make_plan(base(base_flags=base_flags, **(settings | changes)))
-        )
-
-    check(train, held_out, *sizes)
-    check("--synthetic_input", *sizes, metrics=("training_seconds",))
-    objective = "e: --eval_sentence_objective=nsp"
-    for flags, changes, message in (
-        ((train, held_out), {"records_dir": "no"}, r"run a: .*no/train/\*"),
-        ((held_out,), {}, "run a must have training records.*--base_flags"),
-        ((train,), {}, "accuracy need held-out records"),
-        (
-            (train, held_out),
-            {"evaluation": ("e: --eval_input_file=none.tfrecord",)},
-            "evaluation e of run a: .*none.tfrecord",
-        ),
-        (
-            (train,),
-            {"evaluation": ("e:",), "metrics": ("e/loss",)},
-            "evaluation e of run a must have held-out records",
-        ),
-        (
-            (train, held_out),
-            {"variant": ("a:", "b: --max_seq_length=30")},
-            "run b: .*max_seq_length 32 and 30",
-        ),
-        (
-            (train, held_out),
-            {"evaluation": (objective,)},
-            "evaluation e of run a: .*objective",
-        ),
-        (("--synthetic_input", held_out), {"records_dir": "no"}, "no/eval/"),
-    ):
-        with pytest.raises(UserError, match=message):
-            check(*flags, *sizes, **changes)

@@ -16,11 +16,7 @@ STAGES = (
     ("changes", "message"),
     [
         ({"variant": ()}, "--variant is required"),
-        (
-            {"variant": ("a: --no_such_flag=1",)},
-            "a: Unknown .* .no_such",
-        ),
-        ({"variant": ("a: --seed=x",)}, "variant a: .*seed"),
+        ({"variant": ("a: --no_such_flag=1",)}, "a: Unknown .* .no_such"),
         ({"variant": ("a: --beta_2=2",)}, "variant a: beta_2 must be below 1"),
         ({"variant": ("a: --model=width=3",)}, "variant a: .*width"),
         ({"variant": ("a: word",)}, "variant a: .*Received: word"),
@@ -28,44 +24,20 @@ STAGES = (
         ({"variant": ("a/b: --beta_2=0.9",)}, "NAME: FLAGS"),
         ({"variant": ("a: 'b",)}, "No closing quotation"),
         ({"variant": ("a:", "a: --beta_2=0.9")}, "each name once"),
-        ({"variant": ("a:", "b:")}, "equal settings in a and b"),
         ({"variant": ("a: --output_dir=x",)}, "a must not set --output_dir"),
-        ({"variant": ("a: --mode=eval",)}, "a must not set --mode"),
-        (
-            {"variant": ("a: --seed=4",), "seeds": ("1",)},
-            "a must not set --seed",
-        ),
-        (
-            {"variant": ("a: --seed 4",), "seeds": ("1",)},
-            "a must not set --seed: .*Received: --seed 4.*leave out --seeds",
-        ),
+        ({"variant": ("a: --mode=eval",)}, "a must not set .*--mode"),
         ({"base_flagfile": "none.flags"}, "none.flags"),
         ({"records_dir": ""}, "--records_dir is required.*base_flags"),
         ({"seeds": ("1", "01")}, "seeds must be different"),
         ({"seeds": ("one",)}, "seeds must be different whole numbers"),
-        ({"metrics": ("mlm",)}, "metrics must be .*Received: mlm"),
         ({"metrics": ("nsp/loss",)}, "metrics must be .*Received: nsp/loss"),
         ({"compare": ("narrow:wide",)}, "compare must be pairs"),
         ({"compare": ("long:long",)}, "compare must be pairs"),
         ({"paper": ("wide: loss=1",)}, "paper must be .*narrow, long"),
-        ({"evaluation": ("e: --beta_2=2",)}, "evaluation e of variant narrow"),
         ({"paper": ("long: loss",)}, "with numbers"),
-        (
-            {"evaluation": ("e: --eval_sentence_objective=none",)},
-            "evaluation e: flag --eval_sentence_objective",
-        ),
-        (
-            {"evaluation": ("e: --output_dir=x",)},
-            "evaluation e must not set --output_dir",
-        ),
-        (
-            {"evaluation": ("e: --dry_run",)},
-            "evaluation e must not set --dry_run",
-        ),
-        (
-            {"evaluation": ("e: --mode=train",)},
-            "evaluation e must not set --mode",
-        ),
+        ({"evaluation": ("e: --beta_2=2",)}, "evaluation e of variant narrow"),
+        ({"evaluation": ("e: --dry_run",)}, "evaluation e .*--dry_run"),
+        ({"evaluation": ("e: --mode=train",)}, "evaluation e .*must not set"),
         *(
             (
                 {"variant": (f"first: --init_checkpoint={{run:{name}}}", "b:")},
@@ -73,31 +45,11 @@ STAGES = (
             )
             for name in ("b", "first", "no_such", "x}/{run:y")
         ),
-        (
-            {"variant": ("a:", "b: --eval_input_file={run:a}/a.tfrecord")},
-            "must be the value of init_checkpoint.*eval_input_file=",
-        ),
-        (
-            {"evaluation": ("e: --init_checkpoint={run:narrow}",)},
-            "init_checkpoint of evaluation e of variant narrow must be",
-        ),
     ],
 )
 def test_mistakes_are_found_before_a_run_starts(base, changes, message):
     with pytest.raises(UserError, match=message):
         plans.make_plan(base(**changes))
-
-
-def test_a_flag_file_of_a_variant_cannot_set_the_seed(base, tmp_path):
-    """With --seeds, that of all runs may: --seeds overrides it."""
-    flag_file = tmp_path / "seed.flags"
-    flag_file.write_text("--seed=4\n")
-    flag = f"--flagfile={flag_file}"
-    config = base()
-    every = base(base_flags=(*config.base_flags, flag), seeds=("1",))
-    assert plans.make_plan(every).runs[0].config.training.seed == 1
-    with pytest.raises(UserError, match="variant a must not set --seed"):
-        plans.make_plan(base(variant=(f"a: {flag}",), seeds=("1",)))
 
 
 def test_an_evaluation_has_flags_and_metrics_of_its_own(base):

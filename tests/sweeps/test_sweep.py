@@ -40,7 +40,6 @@ def sweep_of(base, tmp_path, monkeypatch):
     """
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(directory, "check_records", lambda plan: None)
     started = tmp_path / "started"
 
     def command(flags):
