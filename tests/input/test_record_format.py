@@ -1,5 +1,6 @@
-"""Batches of packed records, and faults of their rows."""
+"""Records damaged on purpose: reading fails, and the search names them."""
 
+import io
 import re
 import shutil
 
@@ -8,24 +9,140 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.input import record_sets
+from albert_tf.input import batch_stream, record_format
 from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_format import (
-    READING_ERRORS,
     parse_intact,
     parse_records,
     pretraining_format,
     serialize,
 )
+from albert_tf.input.record_sets import find_training_data
+from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records.features import (
     SENTENCE_LABEL,
     Feature,
     features_to_read,
 )
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.edited_records import change
+from tests.helpers.limits import Limits
 
+ONE = tf.distribute.InputContext()
 K = tiny_run.PACKING["max_examples_per_row"]
+SEED = 12345
+
+
+@pytest.fixture
+def copied(tiny_records, tmp_path):
+    return shutil.copytree(tiny_records, tmp_path / "records")
+
+
+@pytest.fixture
+def shards(copied):
+    return sorted((copied / "train").glob("*.tfrecord"))
+
+
+@pytest.fixture
+def make_stream(copied, tmp_path):
+    """Returns a stream that reads each shard in its stored order."""
+
+    def make(watchdog=None, **changes):
+        config = tiny_run.make_config(
+            copied, tmp_path / "run", **{"shuffle_block_size": 1, **changes}
+        )
+        return BatchStream(
+            find_training_data(config),
+            config.data,
+            SEED,
+            format_of=Pretraining(config).record_format,
+            watchdog=watchdog,
+        )
+
+    return make
+
+
+def offsets_of(shard):
+    """The offset of each record, and the size of the file."""
+    with open(shard, "rb") as file:
+        offsets = [record.offset for record in read_records(file)]
+    return [*offsets, shard.stat().st_size]
+
+
+def damage_content(shard, number):
+    content = shard.read_bytes()
+    shard.write_bytes(flip(content, offsets_of(shard)[number] + 52))
+
+
+def flip(content, at):
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+NO_EXAMPLE = b"\xff\xfe"
+OF_30 = "record 30 of {shard}, at byte {at}: "
+
+# How record 30 is damaged: new bytes of the shard, at the offsets of its
+# records, or new values of a feature; and what the search says.
+DAMAGE = {
+    "content": (lambda b, o: flip(b, o[30] + 12 + 40), OF_30 + "its content"),
+    "checksum": (lambda b, o: flip(b, o[31] - 1), OF_30 + "its content"),
+    "length": (lambda b, o: flip(b, o[30] + 1), OF_30 + "its length"),
+    "cut off": (lambda b, o: b[: o[30] + 30], OF_30 + "must have"),
+    # All checksums fit: the shard ends after a complete record.
+    "cut between": (
+        lambda b, o: b[: o[30]],
+        "30 records in {shard}, which must hold {count}",
+    ),
+    "appended": (
+        lambda b, o: b + b[: o[1]],
+        "{more} records in {shard}, which must hold {count}",
+    ),
+    "no message": (
+        lambda b, o: b[: o[30]] + framed(NO_EXAMPLE) + b[o[31] :],
+        OF_30 + "it must be a tf.train.Example",
+    ),
+    "short": (("input_ids", lambda ids: ids[:-1]), OF_30 + "Key: input_ids"),
+    "label": (
+        ("next_sentence_labels", lambda _: [2]),
+        OF_30 + "next_sentence_labels must be from 0 to below 2, and is from "
+        "2 to 2",
+    ),
+}
+
+
+def framed(content):
+    file = io.BytesIO()
+    with TFRecordWriter(file) as writer:
+        writer.write(content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_record_is_named(make_stream, shards, name):
+    """Of the shards of all lanes."""
+    damage, message = DAMAGE[name]
+    shard = shards[1]
+    offsets = offsets_of(shard)
+    count = len(offsets) - 1
+    if callable(damage):
+        shard.write_bytes(damage(shard.read_bytes(), offsets))
+    else:
+        change(shard, 30, *damage)
+    stream = make_stream(global_batch_size=12, input_lanes=3)
+    steps = 3 * count // 4
+    with pytest.raises(UserError) as raised:
+        stream.check_intact(0, steps)
+    named = message.format(
+        shard=shard, at=offsets[30], count=count, more=count + 1
+    )
+    assert named in str(raised.value)
+    assert "Copy the shard again, or delete it" in str(raised.value)
+    if name not in ("label", "no message"):
+        with pytest.raises(record_format.READING_ERRORS):
+            list(stream.open(0)(ONE).take(steps))
 
 
 def with_value(place, value):
@@ -34,36 +151,29 @@ def with_value(place, value):
     ]
 
 
-FAULTS = {
-    "too many examples": (
+# The feature of a packed row, its new values, and what the search says.
+PACKED_DAMAGE = [
+    (
         "input_mask",
         lambda values: [v + K for v in values],
         "input_mask must be at most max_examples_per_row",
     ),
-    "a gap": (
+    (
         "input_mask",
         lambda values: [v + (v > 1) for v in values],
         "input_mask must number the examples 1, 2, ... without a gap",
     ),
-    "padding within": ("input_mask", with_value(5, 0), "without a gap"),
-    "no [CLS]": (
-        "next_sentence_positions",
-        with_value(1, 3),
-        "next_sentence_positions must be those of the [CLS] tokens",
-    ),
-    "another token": (
-        "input_ids",
-        with_value(0, 9),
-        "must begin each example with [CLS]",
-    ),
-    "label": (SENTENCE_LABEL, with_value(0, 2), "must be 0 or 1"),
-    "weight": ("next_sentence_weights", with_value(0, 0.0), "must be 1 for"),
-    "prediction": (
+    ("input_mask", with_value(5, 0), "without a gap"),
+    ("next_sentence_positions", with_value(1, 3), "those of the [CLS] tokens"),
+    ("input_ids", with_value(0, 9), "must begin each example with [CLS]"),
+    (SENTENCE_LABEL, with_value(0, 2), "must be 0 or 1"),
+    ("next_sentence_weights", with_value(0, 0.0), "must be 1 for"),
+    (
         "masked_lm_positions",
         lambda values: [31] * len(values),
         "masked_lm_positions must not be those of padding",
     ),
-}
+]
 
 
 def test_packed_records_with_faults_count_as_damaged(
@@ -80,26 +190,106 @@ def test_packed_records_with_faults_count_as_damaged(
     # Rows of two or three examples, with padding: one for each fault.
     examples = np.max(used, axis=1)
     rows = np.flatnonzero((examples > 1) & (examples < K) & (used[:, -1] == 0))
-    data = record_sets.find_training_data(config)
+    data = find_training_data(config)
     stream = BatchStream(data, config.data, 7)
-    record_format = pretraining_format(data.phases[0].records, config.data)
+    packed_format = pretraining_format(data.phases[0].records, config.data)
     parse = tf.function(
-        lambda batch: parse_intact(batch, record_format, config.data),
+        lambda batch: parse_intact(batch, packed_format, config.data),
         input_signature=[tf.TensorSpec([None], tf.string)],
     )
     parse(serialized)
-    for number, (fault, (feature, edit, message)) in zip(
-        rows.tolist(), FAULTS.items(), strict=False
+    for number, (feature, edit, message) in zip(
+        rows.tolist(), PACKED_DAMAGE, strict=False
     ):
         change(shard, number, feature, edit)
-        with pytest.raises(READING_ERRORS):
+        with pytest.raises(record_format.READING_ERRORS):
             parse([*tf.data.TFRecordDataset(shard)])
         with pytest.raises(UserError) as raised:
             stream.check_intact(0, 200)
         named = str(raised.value)
-        assert f"record {number} of {shard}" in named, fault
-        assert message in named, fault
+        assert f"record {number} of {shard}" in named
+        assert message in named
         shard.write_bytes(intact)
+
+
+def test_one_damaged_record_of_each_shard_is_named(make_stream, shards):
+    for shard, numbers in zip(shards, ([3, 7], [], [5]), strict=True):
+        for number in numbers:
+            damage_content(shard, number)
+    limits = Limits()
+    with pytest.raises(UserError) as raised:
+        make_stream(limits).check_intact(0, 200)
+    assert str(raised.value).count("; ") == 1
+    assert f"record 3 of {shards[0]}" in str(raised.value)
+    assert f"record 5 of {shards[2]}" in str(raised.value)
+    # The time until the next shard is done has a limit.
+    assert limits.seen == ["the search of a shard for damaged records"] * 3
+
+
+def test_a_fault_of_a_single_read_is_no_damage(
+    make_stream, shards, monkeypatch
+):
+    """A network may return a wrong bit once."""
+    faults = {30: "a bit"}
+
+    def read_with_faults(file):
+        for record in read_records(file):
+            if fault := faults.pop(record.number, record.fault):
+                record = record._replace(content=b"", fault=fault)
+            yield record
+
+    monkeypatch.setattr(record_format, "read_records", read_with_faults)
+    make_stream().check_intact(0, 200)
+    assert not faults
+    damage_content(shards[1], 31)
+    faults[29] = "another"
+    with pytest.raises(UserError, match=f"record 31 of {shards[1]}, at"):
+        make_stream().check_intact(0, 200)
+
+
+def test_only_shards_near_the_steps_are_searched(
+    make_stream, shards, monkeypatch
+):
+    """The smaller set of a mixture is read all along, the other in turn."""
+    monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
+    one, two, three = map(str, shards)
+    stream = make_stream(
+        input_file=(),
+        dataset=(f"a={one},{three}", f"b={two}"),
+        data_schedule="0:a+b",
+        shuffle_block_size=16,
+    )
+    searched = []
+
+    def note(files, *_):
+        searched.append(files)
+
+    monkeypatch.setattr(record_format, "check_intact", note)
+    (first, second), (third, _) = (
+        shuffled_files([one, three], SEED, epoch).numpy().astype(str).tolist()
+        for epoch in range(2)
+    )
+    steps = stream.locate(0).phase.records.num_records // 8
+    for step, files in (
+        (0, {first, two}),
+        (steps - 6, {second, two}),
+        (steps, {second, third, two}),
+        (steps + 4, {third, two}),
+    ):
+        stream.check_intact(step, step)
+        assert searched.pop() == sorted(files)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_run_stops_and_names_the_record(copied, tmp_path, split):
+    """A token id that no vocabulary has."""
+    for shard in (copied / split).glob("*.tfrecord"):
+        change(shard, 2, "input_ids", lambda ids: [10**6, *ids[1:]])
+    config = tiny_run.make_config(
+        copied, tmp_path / "run", shuffle_block_size=1, num_train_steps=2
+    )
+    with pytest.raises(UserError, match=f"record 2 of .*{split}.* to 1000000"):
+        train(config)
 
 
 def test_records_of_equal_values_have_equal_bytes_in_all_processes():

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import shutil
 
@@ -76,72 +75,6 @@ def test_the_unigram_entropy_of_several_sets_is_their_mean(
     assert found.metadata.unigram_entropy_nats == 6.75
 
 
-def test_held_out_records_have_the_objective_that_the_settings_name(
-    tiny_records, tmp_path, config
-):
-    """That of the run, or of --eval_sentence_objective."""
-    files = copy(
-        tiny_records / "eval", tmp_path / "eval", sentence_objective="nsp"
-    )
-
-    def find(**training):
-        return record_sets.find_held_out(
-            config.replace(eval_input_file=(files,), mode="eval", **training)
-        )
-
-    assert find(eval_sentence_objective="nsp").num_records
-    for training in (
-        {},
-        {"eval_sentence_objective": "sop"},
-        {"eval_sentence_objective": "sop", "sentence_objective": "none"},
-    ):
-        with pytest.raises(UserError, match="sentence_objective"):
-            find(**training)
-    with pytest.raises(UserError, match="needs --mode=eval"):
-        dataclasses.replace(config.training, eval_sentence_objective="nsp")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
-)
-def test_a_held_out_set_with_another_vocabulary_is_refused(
-    tiny_records, config, records, tmp_path, name, value
-):
-    other = tmp_path / "eval"
-    files = copy(tiny_records / "eval", other, **{name: value})
-    held_out = record_sets.find_records({"eval_input_file": [files]}, config)
-    pair = f"{other} must agree with {tiny_records}/train. Received: {name} "
-    with pytest.raises(UserError, match=f"{pair}{value!r} and") as error:
-        record_sets.check_held_out(records, held_out)
-    assert "the same --spm_model_file and --do_lower_case" in str(error.value)
-    both = [*config.data.input_file, files]
-    with pytest.raises(
-        UserError, match=f"must agree with .*{name} .*Build both"
-    ):
-        record_sets.find_records({"input_file": both}, config)
-
-
-@pytest.mark.parametrize("kind", ["same", "copy", "link"])
-def test_training_records_are_refused_as_held_out_set(
-    tiny_records, records, config, tmp_path, kind
-):
-    """Also under another path: by the checksum in the metadata, or, without
-    metadata, by the file."""
-    other = tmp_path / "other"
-    files = f"{other}/*.tfrecord"
-    if kind == "same":
-        files = f"{tiny_records}/train/*.tfrecord"
-    elif kind == "copy":
-        copy(tiny_records / "train", other)
-    else:
-        records = dataclasses.replace(records, checksums={})
-        other.symlink_to(tiny_records / "train")
-    held_out = record_sets.find_records({"eval_input_file": [files]}, config)
-    with pytest.raises(UserError, match="no file of input_file"):
-        record_sets.check_held_out(records, held_out)
-
-
 def test_records_without_metadata_are_counted_and_read(
     tiny_records, config, records, tmp_path
 ):
@@ -159,89 +92,82 @@ def test_records_without_metadata_are_counted_and_read(
 PACKING = tiny_run.PACKING
 SHORT = {"max_seq_length": 24, "max_predictions_per_seq": 5}
 
-# The training records, changes of the settings, parts of the refusal. `{}` is
-# the directory of records, or of copies of their shards without metadata.
-REFUSALS = {
-    "no files": ("static", {"input_file": ()}, ["must name files", "none"]),
-    "no matches": (
-        "static",
-        {"input_file": ("/none/*.tfrecord",)},
-        ["input_file must match files", "no file at /none/*.tfrecord"],
-    ),
-    "length": (
-        "static",
-        SHORT,
-        ["max_seq_length 32 and 24", "max_predictions_per_seq 6 and 5"],
-    ),
-    "length without metadata": ("bare", SHORT, ["input_ids 32 and 24"]),
-    "lanes": ("static", {"input_lanes": 2}, ["3 shards, beginning with"]),
+
+def held_out(name, **changes):
+    return {"eval_input_file": (f"{{{name}}}/train/*.tfrecord",), **changes}
+
+
+EMPTY = {"train-00000-of-00003.tfrecord": 9, "train-00001-of-00003.tfrecord": 0}
+
+# The training records, changes of the settings, and parts of the refusal. `{}`
+# is the directory of records, or of copies.
+REFUSALS = [
+    ("static", {"input_file": ()}, "must name files", "none"),
+    ("none", {}, "input_file must match files", "no file at /none/train"),
+    ("static", SHORT, "max_seq_length 32 and 24", "_per_seq 6 and 5"),
+    ("bare", SHORT, "input_ids 32 and 24"),
+    ("static", {"input_lanes": 2}, "3 shards, beginning with"),
     # The second of two shards, which is that of lane 1, is empty.
-    "empty lane": (
+    (
         "empty",
         {"input_lanes": 2},
-        ["input_lanes=2 lanes must", "no record in", "-00001-of-"],
+        "=2 lanes must",
+        "no record in",
+        "-00001-of-",
     ),
-    "unfinished": ("unfinished", {}, ["a build that has not ended"]),
-    "truncated": ("truncated", {}, ["train-00000", "must be an intact"]),
-    "two maskings": (
-        "static dynamic",
-        {},
-        ["one masking", "dynamic in {dynamic}/train"],
-    ),
-    "packed, but unpacked expected": (
+    ("unfinished", {}, "a build that has not ended"),
+    ("truncated", {}, "train-00000", "must be an intact"),
+    ("static+dynamic", {}, "one masking", "dynamic in {dynamic}/train"),
+    (
         "packed",
         {},
-        [
-            "{packed}/train/metadata.json must agree with the settings",
-            "packing 'best_fit' and 'none'; max_examples_per_row 4 and 1",
-        ],
+        "{packed}/train/metadata.json must agree with the settings",
+        "packing 'best_fit' and 'none'; max_examples_per_row 4 and 1",
     ),
-    "unpacked, but packed expected": (
-        "static",
-        PACKING,
-        ["{static}/train/metadata.json", "packing 'none' and 'best_fit'"],
-    ),
-    "another K": (
+    ("static", PACKING, "{static}/train", "packing 'none' and 'best_fit'"),
+    (
         "packed",
         {**PACKING, "max_examples_per_row": 8},
-        ["max_examples_per_row 4 and 8"],
+        "max_examples_per_row 4 and 8",
     ),
-    "packed and unpacked": (
-        "packed static",
-        PACKING,
-        ["{static}/train/metadata.json", "packing 'none' and 'best_fit'"],
-    ),
-    "packed without metadata": (
-        "bare packed",
-        PACKING,
-        ["--packing=best_fit needs {bare packed}/train/metadata.json"],
-    ),
-    "packed without metadata, but unpacked expected": (
-        "bare packed",
-        {},
-        ["next_sentence_labels 4 and 1", "need the metadata.json"],
-    ),
+    ("packed+static", PACKING, "{static}/train", "'none' and 'best_fit'"),
+    ("bare_packed", PACKING, "--packing=best_fit needs {bare_packed}/train/m"),
+    ("bare_packed", {}, "sentence_labels 4 and 1", "need the metadata.json"),
     # The rows of the build have slots for masks of its own settings.
-    "packed for another masking": (
-        "dynamic packed",
+    (
+        "dynamic_packed",
         {
             **PACKING,
             "masked_lm_prob": 0.3,
             "ngram": 2,
             "max_predictions_per_seq": 7,
         },
-        [
-            "masked_lm_prob 0.15 and 0.3",
-            "ngram 3 and 2",
-            "max_predictions_per_seq 6 and 7",
-        ],
+        "masked_lm_prob 0.15 and 0.3",
+        "ngram 3 and 2",
+        "max_predictions_per_seq 6 and 7",
     ),
-    "held-out records without masks": (
+    ("static", held_out("dynamic"), "must hold records of static masking"),
+    ("static", held_out("nsp"), "sentence_objective 'nsp' and 'sop'"),
+    (
         "static",
-        {"eval_input_file": ("{dynamic}/train/*.tfrecord",)},
-        ["eval_input_file must hold records of static masking"],
+        held_out("nsp", mode="eval", eval_sentence_objective="sop"),
+        "sentence_objective 'nsp' and 'sop'",
     ),
-}
+    (
+        "static",
+        held_out("other"),
+        "{other}/train must agree with {static}/train",
+        "vocabulary_sha256 'ab' and",
+        "the same --spm_model_file and --do_lower_case",
+    ),
+    ("static", held_out("cased"), "do_lower_case False and True"),
+    ("static+cased", {}, "must agree", "do_lower_case", "Build both with"),
+    # Training records, under the same path or another one: recognised by their
+    # checksums and, without metadata, by their real paths.
+    ("static", held_out("static"), "must hold no file of input_file"),
+    ("static", held_out("copy"), "must hold no file of input_file"),
+    ("bare", held_out("link"), "must hold no file of input_file"),
+]
 
 
 @pytest.fixture
@@ -252,29 +178,31 @@ def directories(
     tiny_dynamic_packed_records,
     tmp_path,
 ):
-    """Directories of records, also of incomplete copies."""
-    copies = {
-        "bare": tiny_records,
-        "unfinished": tiny_records,
-        "truncated": tiny_records,
-        "bare packed": tiny_packed_records,
-    }
-    for name, source in copies.items():
-        shutil.copytree(source / "train", tmp_path / name / "train")
+    """Directories of records, also of incomplete and changed copies."""
+    for name in ("bare", "unfinished", "truncated", "bare_packed"):
+        source = tiny_packed_records if "packed" in name else tiny_records
+        copy(source / "train", tmp_path / name / "train")
         (tmp_path / name / "train/metadata.json").unlink()
     (tmp_path / "unfinished/unfinished.json").write_text("{}")
-    first, second, third = sorted((tiny_records / "train").glob("*d"))
-    shards = {first.name: 9, second.name: 0}
-    copy(tiny_records / "train", tmp_path / "empty" / "train", shards=shards)
-    (tmp_path / "empty/train" / third.name).unlink()
     file = min((tmp_path / "truncated/train").glob("*.tfrecord"))
     file.write_bytes(file.read_bytes()[:-7])
+    for name, split, changes in (
+        ("nsp", "eval", {"sentence_objective": "nsp"}),
+        ("other", "eval", {"vocabulary_sha256": "ab"}),
+        ("cased", "eval", {"do_lower_case": False}),
+        ("copy", "train", {}),
+        ("empty", "train", {"shards": EMPTY}),
+    ):
+        copy(tiny_records / split, tmp_path / name / "train", **changes)
+    (tmp_path / "link").symlink_to(tmp_path / "bare")
+    max((tmp_path / "empty/train").glob("*.tfrecord")).unlink()
     return {
+        "none": "/none",
         "static": tiny_records,
         "dynamic": tiny_dynamic_records,
         "packed": tiny_packed_records,
-        "dynamic packed": tiny_dynamic_packed_records,
-        **{name: tmp_path / name for name in (*copies, "empty")},
+        "dynamic_packed": tiny_dynamic_packed_records,
+        **{path.name: path for path in tmp_path.iterdir()},
     }
 
 
@@ -282,34 +210,45 @@ def directories(
 def test_records_that_do_not_fit_the_run_are_refused(
     case, directories, tmp_path
 ):
-    trained, changes, parts = REFUSALS[case]
-    names = [trained] if trained in directories else trained.split()
+    names, changes, *parts = case
     changes = {
-        name: tuple(v.format(**directories) for v in value)
-        if name.endswith("input_file")
-        else value
-        for name, value in changes.items()
+        "input_file": tuple(
+            f"{directories[name]}/train/*.tfrecord" for name in names.split("+")
+        ),
+        **changes,
     }
-    files = tuple(f"{directories[name]}/train/*.tfrecord" for name in names)
-    config = tiny_run.make_config(
-        directories["static"], tmp_path, **{"input_file": files, **changes}
-    )
+    if "eval_input_file" in changes:
+        (files,) = changes["eval_input_file"]
+        changes["eval_input_file"] = (files.format(**directories),)
+    config = tiny_run.make_config(directories["static"], tmp_path, **changes)
     with pytest.raises(UserError) as error:
-        record_sets.find_training_data(config)
-        record_sets.find_held_out(config)
+        data = record_sets.find_training_data(config)
+        found = record_sets.find_held_out(config)
+        record_sets.check_held_out(data.phases[0].records, found)
     text = " ".join(str(error.value).split())
     for part in parts:
         assert part.format(**directories) in text
 
 
-def test_held_out_records_of_one_example_fit_a_run_on_packed_records(
+def test_held_out_records_may_be_unpacked_and_of_another_objective(
     tiny_packed_records, tmp_path
 ):
-    config = tiny_run.make_config(tiny_packed_records, tmp_path, **PACKING)
-    held_out = record_sets.find_held_out(config)
-    assert held_out.packing == "none"
-    names = [f.name for f in pretraining_format(held_out, config.data).features]
+    """If --eval_sentence_objective names it."""
+    changes = {"sentence_objective": "nsp"}
+    files = copy(tiny_packed_records / "eval", tmp_path / "eval", **changes)
+    config = tiny_run.make_config(
+        tiny_packed_records,
+        tmp_path,
+        eval_input_file=(files,),
+        eval_sentence_objective="nsp",
+        mode="eval",
+        **PACKING,
+    )
+    found = record_sets.find_held_out(config)
+    names = [f.name for f in pretraining_format(found, config.data).features]
     assert "next_sentence_positions" not in names
+    with pytest.raises(UserError, match="needs --mode=eval"):
+        config.replace(mode="train")
 
 
 def test_the_content_of_a_row_comes_from_the_metadata(
