@@ -10,14 +10,10 @@ Each file is written atomically, and finished work is not repeated, so that an
 interrupted build continues. Spill files of the wrong size are written again.
 
 `unfinished.json` is written before the first shard, and removed after the last
-file. It identifies the build, so that a later build can decide whether the
-shards are its own; if not, it needs `overwrite`. While a build removes the
-shards of another one, the file names no build. Notes in `unfinished/` describe
-the content of complete shards.
-
-The name of the scratch directory is a digest of the inputs and settings, so
-that an interrupted build continues from its files. It is removed when the build
-is finished.
+file. It identifies the build, so that a later build knows whether the shards
+are its own. While a build removes the shards of another one, the file names no
+build. Notes in `unfinished/` describe the content of complete shards. The name
+of the scratch directory is a digest of the inputs and settings.
 """
 
 # TensorFlow is not imported here: each worker process imports this module.
@@ -117,8 +113,13 @@ def build_records(config: RecordsConfig) -> None:
             be used.
     """
     config.require("output_dir", "spm_model_file")
-    if config.runner == "dask":
-        config = _make_paths_absolute(config)
+    if config.runner == "dask":  # the workers may have other directories
+        paths: dict[str, Any] = {
+            name: os.path.abspath(path)
+            for name in ("output_dir", "scratch_dir")
+            if (path := getattr(config, name)) and not files.is_remote(path)
+        }
+        config = dataclasses.replace(config, **paths)
     warning = config.describe_missing_predictions()
     if warning:
         logging.warning("%s", warning)
@@ -200,17 +201,6 @@ def build_records(config: RecordsConfig) -> None:
         )
 
 
-def _make_paths_absolute(config: RecordsConfig) -> RecordsConfig:
-    """Returns settings for workers, which may have other directories."""
-    paths = {"output_dir": config.output_dir, "scratch_dir": config.scratch_dir}
-    absolute: dict[str, Any] = {
-        name: os.path.abspath(path)
-        for name, path in paths.items()
-        if path and not files.is_remote(path)
-    }
-    return dataclasses.replace(config, **absolute)
-
-
 def _check_writable(config: RecordsConfig) -> None:
     for path in filter(None, (config.output_dir, config.scratch_dir)):
         check_writable(posixpath.join(path, "writable"))
@@ -235,10 +225,8 @@ class _State(NamedTuple):
 
     Attributes:
         vocabulary: Path of a local copy of the SentencePiece model.
-        scratch: Directory of the spill files. Finished work of an interrupted
-            build with the same inputs is reused.
+        scratch: Directory of the spill files.
         shards: All shards of the build.
-        spilled: How spill files are written and read.
     """
 
     config: RecordsConfig
@@ -260,12 +248,13 @@ class _State(NamedTuple):
         return all(map(self.spilled.is_complete, paths))
 
     def spill_files(self, *kinds: str) -> list[str]:
-        """Returns the spill files of some kinds, sorted within each."""
-        found = []
-        for kind in kinds:
-            pattern = os.path.join(glob.escape(self.scratch), kind, "*.spill")
-            found += sorted(glob.glob(pattern))
-        return found
+        """Returns the spill files of some kinds, sorted."""
+        patterns = [os.path.join(kind, "*.spill") for kind in kinds]
+        return [
+            os.path.join(self.scratch, path)
+            for pattern in patterns
+            for path in sorted(glob.glob(pattern, root_dir=self.scratch))
+        ]
 
 
 def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
@@ -285,14 +274,8 @@ def _build_shards(
     """Builds all shards, or those that finished records lack.
 
     Args:
-        unfinished: Identifies the build until it is complete.
-        owner: Checked before each change of the output directory.
         checksums: SHA-256 of the shards that finished records lack; empty for
             a build of all shards.
-
-    Raises:
-        UserError: If a split would be empty, or if a shard has another SHA-256.
-            Existing records are kept then.
     """
     config = state.config
     with Processes(
@@ -302,16 +285,33 @@ def _build_shards(
         dask_scheduler=config.dask_scheduler,
     ) as processes:
         _make_units(state, sources, processes)
-        num_examples, built = _sum_units(state)
-        _check_not_empty(config, num_examples, built.skipped, sources)
-        _find_duplicates(state, processes, built)
+        built = _sum_units(state)
+        _check_not_empty(config, built, sources)
+        with show_progress(
+            "comparing documents", len(state.shards), "shard"
+        ) as bar:
+            numbers = processes.map(_move_duplicates, range(len(state.shards)))
+            for shard, number in zip(state.shards, numbers, strict=True):
+                built.duplicates[shard.split] += number
+                bar.update(1)
         owner.check()
         if not checksums:
             begin_build(config.output_dir, unfinished)
             remove_other_scratch(state.scratch, config)
-        _write_shards(
-            state, processes, built, num_examples.total(), owner, checksums
-        )
+        shards = [s for s in state.shards if not checksums or s in checksums]
+
+        def tasks() -> Iterator[tuple[int, str]]:
+            for shard in shards:
+                owner.check()
+                yield state.shards.index(shard), checksums.get(shard, "")
+
+        # With --deduplicate, the total includes the dropped examples.
+        num_examples = built.num_examples.total()
+        with show_progress("writing shards", num_examples, "example") as bar:
+            results = processes.map(_write_shard, tasks())
+            for shard, result in zip(shards, results, strict=True):
+                built.shards[shard] = result
+                bar.update(result.counts.get("examples", 0))
     return built
 
 
@@ -351,12 +351,7 @@ def _make_units(
 
 
 def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
-    """Returns the number of characters of a unit.
-
-    Args:
-        num_bytes: Stored size of all sources.
-        dupe_factor: Number of copies of the text.
-    """
+    """Returns the number of characters of a unit, of text of stored bytes."""
     target = max(num_bytes // _TARGET_NUM_UNITS, _SMALLEST_UNIT)
     return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
 
@@ -386,8 +381,8 @@ def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
     return len(examples.headers)
 
 
-def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
-    """Returns the number of examples by split, and the sums over all units."""
+def _sum_units(state: _State) -> BuiltRecords:
+    """Returns the sums over all units."""
     piece_counts = np.zeros(state.tokenizer.vocab_size, np.int64)
     finished = files.load_json(os.path.join(state.scratch, "units.json"))
     skipped = Counter(finished["skipped"])
@@ -398,47 +393,31 @@ def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
         sizes = state.spilled.read_counts(path).tolist()
         for shard, size in zip(state.shards, sizes, strict=True):
             num_examples[shard.split] += size
-    return num_examples, BuiltRecords(piece_counts, skipped)
+    return BuiltRecords(piece_counts, skipped, num_examples)
 
 
 def _check_not_empty(
-    config: RecordsConfig,
-    num_examples: Mapping[str, int],
-    skipped: Mapping[str, int],
-    sources: Sequence[Source],
+    config: RecordsConfig, built: BuiltRecords, sources: Sequence[Source]
 ) -> None:
     """Refuses a corpus that gives no examples for a split."""
-    if not sum(num_examples.values()):
+    if not built.num_examples.total():
         raise UserError(
             "the text must contain a document of at least two words",
-            received=f"{_join_counts(skipped) or 'only blank lines'}, in "
+            received=f"{_join_counts(built.skipped) or 'only blank lines'}, in "
             + name_faults([source.name for source in sources]),
         )
-    if config.holdout_fraction and not all(
-        map(num_examples.get, (TRAIN, EVAL))
-    ):
+    train, evaluated = built.num_examples[TRAIN], built.num_examples[EVAL]
+    if config.holdout_fraction and not (train and evaluated):
         raise UserError(
             "holdout_fraction must leave documents for train/ and for eval/",
-            received=f"{config.holdout_fraction}, which leaves "
-            f"{num_examples.get(TRAIN, 0)} and {num_examples.get(EVAL, 0)} "
-            "examples",
+            received=f"{config.holdout_fraction}, which leaves {train} and "
+            f"{evaluated} examples",
             remedy="A hash of the text chooses the documents: set a fraction "
             "that corresponds to several documents, or 0.",
         )
 
 
 # --- 2. duplicates ------------------------------------------------------------
-
-
-def _find_duplicates(
-    state: _State, processes: Processes, built: BuiltRecords
-) -> None:
-    tasks = range(len(state.shards))
-    with show_progress("comparing documents", len(tasks), "shard") as bar:
-        found = processes.map(_move_duplicates, tasks)
-        for shard, number in zip(state.shards, found, strict=True):
-            built.duplicates[shard.split] += number
-            bar.update(1)
 
 
 def _move_duplicates(state: _State, shard: int) -> int:
@@ -483,29 +462,6 @@ def _move_duplicates(state: _State, shard: int) -> int:
 
 
 # --- 3. shards ----------------------------------------------------------------
-
-
-def _write_shards(
-    state: _State,
-    processes: Processes,
-    built: BuiltRecords,
-    num_examples: int,
-    owner: Owner,
-    checksums: Mapping[Shard, str],
-) -> None:
-    shards = [s for s in state.shards if not checksums or s in checksums]
-
-    def tasks() -> Iterator[tuple[int, str]]:
-        for shard in shards:
-            owner.check()
-            yield state.shards.index(shard), checksums.get(shard, "")
-
-    # With --deduplicate, the total includes the dropped examples.
-    with show_progress("writing shards", num_examples, "example") as bar:
-        written = processes.map(_write_shard, tasks())
-        for shard, result in zip(shards, written, strict=True):
-            built.shards[shard] = result
-            bar.update(result.counts.get("examples", 0))
 
 
 def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
@@ -580,13 +536,12 @@ def find_missing_shards(
 
     Args:
         records: The records to build.
-        unfinished: The same, with the versions of libraries. Finished records
-            stay valid with others, but one build must not mix them.
+        unfinished: The same, with the versions of libraries.
         shards: All shards of the build.
 
     Returns:
-        An empty list for complete records; None if the directory does not have
-        finished records of this build, or if `overwrite` replaces them.
+        None if the directory does not have finished records of this build, or
+        if `overwrite` replaces them.
 
     Raises:
         UserError: If the directory has the records of another build, complete
@@ -685,15 +640,11 @@ def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
     return {"packing": "none", **(found if isinstance(found, dict) else {})}
 
 
-def _split_dirs(shards: Sequence[Shard]) -> list[str]:
-    return list(dict.fromkeys(posixpath.dirname(s.path) for s in shards))
-
-
 def _find_missing(shards: Sequence[Shard]) -> list[str]:
     """Returns the files of complete records that do not exist, shards first."""
     wanted = [shard.path for shard in shards]
     present = set()
-    for split_dir in _split_dirs(shards):
+    for split_dir in list(dict.fromkeys(map(posixpath.dirname, wanted))):
         for name in (METADATA_FILE, TOKENIZER_FILE):
             wanted.append(posixpath.join(split_dir, name))
         # On gs://, one request for all files.
@@ -705,7 +656,7 @@ def _find_missing(shards: Sequence[Shard]) -> list[str]:
 def _find_damaged(shards: Sequence[Shard]) -> list[str]:
     """Returns the files that do not have the checksums of the metadata."""
     damaged = []
-    for split_dir in _split_dirs(shards):
+    for split_dir in dict.fromkeys(posixpath.dirname(s.path) for s in shards):
         logging.info("reading %s, to verify its checksums", split_dir)
         try:
             metadata = read_metadata(split_dir)
@@ -757,12 +708,11 @@ def find_scratch_parent(config: RecordsConfig) -> str:
     The default is in `output_dir` if that is local, since its file system has
     space for the records. Otherwise, each user has a directory.
     """
-    if config.scratch_dir:
-        return config.scratch_dir
-    if files.is_remote(config.output_dir):
+    default = os.path.join(config.output_dir, SCRATCH_DIR)
+    if files.is_remote(default):
         name = f"{SCRATCH_DIR}_{os.getuid()}"
-        return os.path.join(tempfile.gettempdir(), name)
-    return os.path.join(config.output_dir, SCRATCH_DIR)
+        default = os.path.join(tempfile.gettempdir(), name)
+    return config.scratch_dir or default
 
 
 def remove_scratch(scratch: str, config: RecordsConfig) -> None:
@@ -775,14 +725,13 @@ def remove_scratch(scratch: str, config: RecordsConfig) -> None:
 
 
 def remove_other_scratch(scratch: str, config: RecordsConfig) -> None:
-    """Removes the scratch directories of other builds of `output_dir`.
+    """Removes the scratch directories of builds that `output_dir` had before.
 
-    A build calls this when it has marked `output_dir` as its own, so that the
-    other builds cannot continue.
+    Directories in `scratch_dir` may belong to other output directories.
     """
     parent, key = os.path.split(scratch)
     if parent != os.path.join(config.output_dir, SCRATCH_DIR):
-        return  # other output directories may have builds there
+        return
     for other in os.listdir(parent):
         path = os.path.join(parent, other)
         # The system may write files, e.g. .DS_Store.

@@ -181,17 +181,7 @@ _PACKING_SETTINGS = ("packing", "max_examples_per_row")
 
 @dataclasses.dataclass(frozen=True)
 class RecordsConfig(CorpusConfig, MaskingConfig):
-    """Settings of `python -m data_prep.build_tfrecords`.
-
-    Example:
-        >>> config = RecordsConfig(
-        ...     input_file=("corpus/*.txt.gz",),
-        ...     spm_model_file="build/spm.model",
-        ...     output_dir="build/records",
-        ... )
-        >>> config.masking
-        'static'
-    """
+    """Settings of `python -m data_prep.build_tfrecords`."""
 
     output_dir: str = setting(
         "",
@@ -273,6 +263,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "local",
         "What builds the records: local, processes of this machine; or dask, "
         "the workers of --dask_scheduler. Does not affect the records.",
+        choices=("local", "dask"),
         affects="nothing",
     )
     dask_scheduler: str = setting(
@@ -306,13 +297,6 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
                 "one that all workers share",
                 received=self.scratch_dir,
                 remedy="Name one, e.g. --scratch_dir=/tmp/scratch.",
-            )
-        if self.runner not in ("local", "dask"):
-            raise UserError(
-                "runner must be local or dask",
-                received=self.runner,
-                remedy="Runners of Apache Beam were removed: use --runner=dask "
-                "and --dask_scheduler for several machines.",
             )
         is_dask = self.runner == "dask"
         if is_dask != bool(self.dask_scheduler):

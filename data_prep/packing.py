@@ -1,16 +1,14 @@
 """Packs the examples of a shard into rows of `max_seq_length` tokens.
 
 An example goes, in the order of the shard, to the open row with the least room
-that suffices: streaming best fit. No example is divided or thrown away. At most
-64 rows are open, so memory is bounded, and the rows depend on nothing but the
-examples of the shard and their order.
+that suffices: streaming best fit. No example is divided or thrown away. The
+rows depend on nothing but the examples of the shard and their order.
 
-A row also has room for a limited number of masked tokens, P + K - 1, where P is
+A row also has room for P + K - 1 masked tokens, where P is
 `max_predictions_per_seq` and K is `max_examples_per_row`. If P is the fraction
-`masked_lm_prob` of the row, rounded up, this limit has no influence on ordinary
-text: the numbers of masked tokens of K examples, each rounded and at least 1,
-do not exceed it in sum. Examples of very long words may have more masked
-tokens; they then go to different rows.
+`masked_lm_prob` of the row, rounded up, K examples of ordinary text, whose
+masks are rounded and at least 1, do not exceed this limit. Examples of very
+long words may have more masked tokens; they then go to different rows.
 
 References:
     [Krell et al., 2021](https://arxiv.org/abs/2107.02027) pack BERT's examples;
@@ -51,9 +49,7 @@ def pack_rows(
         config: Lengths of a row, and the masking rule.
 
     Yields:
-        The features of packed records: integer and float32 arrays `(rows,
-        length)` by name, see `features.PACKED_FEATURES`. Batches have
-        different sizes.
+        The features of packed records, `(rows, length)` by name.
 
     Example:
         >>> config = MaskingConfig(max_seq_length=8, max_predictions_per_seq=1)
@@ -108,12 +104,7 @@ def pack_rows(
 def _lay_out(
     examples: dict[str, np.ndarray], sizes: list[int], config: MaskingConfig
 ) -> dict[str, np.ndarray]:
-    """Returns the features of packed rows.
-
-    Args:
-        examples: The features of the examples of all rows, row by row.
-        sizes: Number of examples of each row.
-    """
+    """Returns the features of rows of `sizes` examples, given row by row."""
     row_of = np.repeat(np.arange(len(sizes)), sizes)
     slot_of = ranges(np.array(sizes))[:, np.newaxis]
     is_token = examples["input_mask"] > 0

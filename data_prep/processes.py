@@ -7,6 +7,7 @@ The commands show their progress by `show_progress`.
 
 import collections
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import signal
@@ -19,9 +20,6 @@ from tqdm import tqdm
 from albert_tf.errors import RetryError, UserError
 
 Task = TypeVar("Task")
-
-# Makes the state of a process: a function and its arguments.
-StateMaker = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _DASK_TIMEOUT_S = 30
 
@@ -47,9 +45,8 @@ def show_progress(description: str, total: int, unit: str = "B") -> Any:
 def count_workers(num_workers: int) -> int:
     """Returns the number of processes that a setting asks for.
 
-    Args:
-        num_workers: 0 asks for one for each core that this process may use,
-            which Slurm or taskset may limit.
+    0 asks for one for each core that this process may use, which Slurm or
+    taskset may limit.
     """
     if num_workers:
         return num_workers
@@ -69,9 +66,7 @@ class Processes:
         num_workers: Number of processes, see `count_workers`; 1 runs all tasks
             in this process.
         make_state: Called with `arguments` in each process before its first
-            task. The function of every task gets the returned state as its
-            first argument.
-        arguments: Arguments of `make_state`.
+            task. Every task gets the returned state as its first argument.
         dask_scheduler: Address of a Dask scheduler, whose workers then run the
             tasks.
 
@@ -130,20 +125,16 @@ class Processes:
             UserError: If a worker process was killed.
             RetryError: If a task loses its Dask worker too often.
         """
+        run = functools.partial(_run_task, self._state_maker, function)
         if self._pool is None:
-            for task in tasks:
-                yield _run_task(self._state_maker, function, task)
+            yield from map(run, tasks)
             return
         pending: collections.deque[concurrent.futures.Future[Any]] = (
             collections.deque()
         )
         try:
             for task in tasks:
-                pending.append(
-                    self._pool.submit(
-                        _run_task, self._state_maker, function, task
-                    )
-                )
+                pending.append(self._pool.submit(run, task))
                 if len(pending) > self._max_pending():
                     yield pending.popleft().result()
             while pending:
@@ -173,7 +164,6 @@ class Processes:
 
 
 def _connect(scheduler: str) -> Any:
-    """Returns a client of a Dask scheduler."""
     try:
         import distributed
     except ImportError:
@@ -212,7 +202,9 @@ def _exit_with_parent() -> None:
 
 
 def _run_task(
-    state_maker: StateMaker, function: Callable[[Any, Any], Any], task: Any
+    state_maker: tuple[Callable[..., Any], tuple[Any, ...]],
+    function: Callable[[Any, Any], Any],
+    task: Any,
 ) -> Any:
     """Runs a task in this process, which makes a state if it has another."""
     if _worker.get("maker") != state_maker:

@@ -1,20 +1,15 @@
 """Makes unmasked examples from documents.
 
-A document is a sequence of tokens with marked sentences and words, and a
-segment is a range of tokens. Consecutive sentences are collected into a chunk.
-The chunk is split into two segments, which are cut to the length of an example.
-For sentence-order prediction, the label is 1 exactly if the segments were
-swapped; unlike in google-research/albert, both segments always come from the
-same document.
+Consecutive sentences of a document are collected into a chunk. The chunk is
+split into two segments, which are cut to the length of an example. For
+sentence-order prediction, the label is 1 exactly if the segments were swapped;
+unlike in google-research/albert, both segments always come from the same
+document.
 
-An unmasked example holds the tokens of its segments and a header. The rest of
-a record (special tokens, padding, masks) follows from them and is added when
-the shard is written. So spill files take about a third of the space of the
-records.
-
-An example depends only on the text of its document and on a key of (seed,
-document, copy). So neither the order of the documents nor the number of
-processes has an influence.
+An unmasked example holds the tokens of its segments and a header, a third of
+the space of the record, whose special tokens, padding and masks follow from
+them. It depends only on the text of its document and on a key of (seed,
+document, copy), not on the order of documents or the number of processes.
 
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
@@ -44,18 +39,15 @@ SKIPPED_CHUNKS = "chunks of less than two words"
 # are first Python objects.
 _CHARACTERS_AT_A_TIME = 1 << 17
 
-# The stored header: a random key, which decides the shard and the position in
-# it; a digest of the document; the lengths of the segments in tokens; the
-# label of the sentence objective; whether the example is the first of its
-# document.
+# The stored header.
 HEADER = np.dtype(
     [
-        ("key", "<u8"),
-        ("document", "<u8"),
-        ("first_length", "<u4"),
+        ("key", "<u8"),  # random; decides the shard and the position in it
+        ("document", "<u8"),  # a digest of the document
+        ("first_length", "<u4"),  # of the segments, in tokens
         ("second_length", "<u4"),
-        ("label", "u1"),
-        ("opens_document", "u1"),
+        ("label", "u1"),  # of the sentence objective
+        ("opens_document", "u1"),  # whether it is the first of its document
     ]
 )
 
@@ -65,8 +57,8 @@ class UnmaskedExamples(NamedTuple):
 
     Attributes:
         headers: `HEADER`, `(examples,)`.
-        tokens: uint16 or uint32, `(tokens of all examples,)`; for each
-            example the first segment, then the second.
+        tokens: uint16 or uint32, the tokens of all examples; for each example
+            the first segment, then the second.
     """
 
     headers: np.ndarray
@@ -284,9 +276,6 @@ def pair_segments(
         rng: The source of all random decisions of this pass.
         skipped: Counter of skipped chunks, by reason.
 
-    Returns:
-        Pairs in the order of the document.
-
     Example:
         A document of four sentences of 5 tokens, each token a word. Each pair
         has two sentences, and both pairs are swapped.
@@ -337,11 +326,6 @@ def cut_long_sentences(
     Without cuts, a paragraph or a book on one line would give a single
     example. Each part but the last of a sentence has `longest` tokens or a few
     more, so that it forms a chunk, of which less than a word is cut off.
-
-    Args:
-        sentence_ends: int64, strictly increasing.
-        word_starts: int64, increasing; indices of tokens that begin a word.
-        longest: Sentences of up to this many tokens are not cut.
     """
     if np.diff(sentence_ends, prepend=0).max() <= longest:
         return sentence_ends.tolist()
@@ -365,10 +349,9 @@ def _split_chunk(
     word_starts: np.ndarray,
     rng: random.Random,
 ) -> int:
-    """Returns the index of the split; -1 for a chunk of one word.
+    """Splits a chunk between two sentences, a single sentence between words.
 
-    A chunk is split between two sentences; a chunk of one sentence is split
-    between two words.
+    Returns the index of the split; -1 for a chunk of one word.
     """
     if len(sentence_ends) > 1:
         return sentence_ends[rng.randrange(len(sentence_ends) - 1)]

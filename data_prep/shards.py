@@ -12,6 +12,7 @@ Reference:
 
 import dataclasses
 import functools
+import itertools
 import json
 import posixpath
 from collections import Counter
@@ -92,6 +93,8 @@ class BuiltRecords:
         piece_counts: int64, `(vocab_size,)`, occurrences of each piece in the
             text.
         skipped: Number of skipped lines, chunks and documents, by reason.
+        num_examples: Number of examples by split, with those of duplicate
+            documents.
         duplicates: Number of duplicate documents by split; the first of
             equal documents does not count.
         shards: Content of each shard.
@@ -99,6 +102,7 @@ class BuiltRecords:
 
     piece_counts: np.ndarray
     skipped: Counter[str]
+    num_examples: Counter[str]
     duplicates: Counter[str] = dataclasses.field(default_factory=Counter)
     shards: dict[Shard, ShardResult] = dataclasses.field(default_factory=dict)
 
@@ -133,12 +137,7 @@ def list_shards(config: RecordsConfig) -> list[Shard]:
 def choose_shards(
     shards: list[Shard], split: str, keys: np.ndarray
 ) -> np.ndarray:
-    """Returns the shard numbers of examples of a split; int64, `(examples,)`.
-
-    Args:
-        shards: All shards of the build.
-        keys: uint64, `(examples,)`.
-    """
+    """Returns the shard numbers of the examples of a split, int64."""
     numbers = [i for i, shard in enumerate(shards) if shard.split == split]
     return numbers[0] + (keys % np.uint64(len(numbers))).astype(np.int64)
 
@@ -175,10 +174,7 @@ def write_shard(
 
     Args:
         parts: Unmasked examples of the shard, in order.
-        sha256: Digest that the file must have, if known.
-
-    Raises:
-        UserError: If the file would have another digest.
+        sha256: Digest that the file must have; "" if unknown.
     """
     counts: Counter[str] = Counter()
     settings = settings_of_split(shard.split, config)
@@ -214,7 +210,7 @@ def make_records(
 
     Args:
         parts: The examples of the shard, in batches of any size.
-        config: Format of the records, see `shards.settings_of_split`.
+        config: Format of the records, see `settings_of_split`.
         counts: Counter of "documents", "examples", "pieces" (tokens without
             padding), "masked" tokens, "label" (examples with label 1) and
             "rows".
@@ -369,15 +365,11 @@ def _lay_out(
 
 
 def serialize_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-    r"""Returns serialized `tf.train.Example` messages.
+    r"""Returns a serialized `tf.train.Example` for each row of the features.
 
     Args:
         features: Arrays `(examples, values)` by name: float32, or integers
-            that are not negative. Integers below 2**18, such as token ids,
-            positions and flags, are the fastest.
-
-    Returns:
-        One message per example. Features are sorted by name.
+            that are not negative.
 
     Example:
         >>> serialize_examples({"ids": np.array([[2, 300]])})
@@ -386,11 +378,8 @@ def serialize_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
     columns = [
         _serialize_feature(name, features[name]) for name in sorted(features)
     ]
-    examples = []
-    for entries in zip(*columns, strict=True):
-        content = b"".join(entries)
-        examples.append(_FIRST_FIELD + _length(len(content)) + content)
-    return examples
+    examples = map(b"".join, zip(*columns, strict=True))
+    return [_FIRST_FIELD + _length(len(e)) + e for e in examples]
 
 
 def _serialize_feature(name: str, values: np.ndarray) -> list[bytes]:
@@ -445,19 +434,17 @@ def _varints(values: np.ndarray) -> list[bytes]:
         varints, used = _encode_varints(values, -(-largest.bit_length() // 7))
         content = varints[used].tobytes()
         lengths = used.sum(axis=(1, 2))
-    ends = np.cumsum(lengths).tolist()
-    begins = [0, *ends[:-1]]
-    return [content[b:e] for b, e in zip(begins, ends, strict=True)]
+    ends = [0, *np.cumsum(lengths).tolist()]
+    return [content[b:e] for b, e in itertools.pairwise(ends)]
 
 
 @functools.lru_cache
 def _varint_table(num_bits: int) -> tuple[np.ndarray, ...]:
     """Returns the varints of all numbers of at most `num_bits` bits.
 
-    Returns:
-        Three arrays `(numbers,)`: four bytes, packed into one uint32, which
-        is fast to look up; a flag per byte, True if the byte is used, also
-        packed into one uint32; and the number of used bytes.
+    They are three arrays `(numbers,)`: four bytes, packed into one uint32,
+    which is fast to look up; a flag per byte, True if the byte is used, also
+    packed into one uint32; and the number of used bytes.
     """
     varints, are_used = _encode_varints(np.arange(1 << num_bits), 4)
     return (
@@ -531,12 +518,7 @@ def describe_split(
 
 
 def unigram_entropy(piece_counts: np.ndarray) -> float:
-    """Returns the entropy of the ordinary pieces, in nats.
-
-    Args:
-        piece_counts: int64, `(vocab_size,)`; those of special pieces are
-            ignored.
-    """
+    """Returns the entropy in nats of the pieces without the special ones."""
     counts = piece_counts[FIRST_ORDINARY_ID:]
     probabilities = counts[counts > 0] / max(1, counts.sum())
     return float(-(probabilities * np.log(probabilities)).sum())

@@ -44,12 +44,18 @@ class _Part(NamedTuple):
             self.path, HEADER, self.num_examples, offset=self.headers_at
         )
 
+    def read(self, dtype: np.dtype) -> UnmaskedExamples:
+        """Returns headers and tokens."""
+        tokens = np.fromfile(
+            self.path, dtype, self.num_tokens, offset=self.tokens_at
+        )
+        return UnmaskedExamples(self.read_headers(), tokens)
+
 
 class SpillFiles(NamedTuple):
     """How the spill files of a build are written and read.
 
     Attributes:
-        num_shards: Number of shards of the build.
         dtype: Type of the tokens.
         range_bytes: Approximate number of bytes to read at a time.
     """
@@ -61,11 +67,7 @@ class SpillFiles(NamedTuple):
     def write(
         self, path: str, examples: UnmaskedExamples, shards: np.ndarray
     ) -> None:
-        """Writes examples, sorted by shard and key, to a file, atomically.
-
-        Args:
-            shards: int64, `(examples,)`; the shard number of each example.
-        """
+        """Writes examples, sorted by shard and key, to a file, atomically."""
         counts = np.zeros(self.num_shards, _COUNTS)
         counts["examples"] = np.bincount(shards, minlength=self.num_shards)
         counts["tokens"] = np.bincount(
@@ -99,25 +101,11 @@ class SpillFiles(NamedTuple):
     ) -> Iterator[UnmaskedExamples]:
         """Yields the examples of a shard, sorted by key and document.
 
-        Yields:
-            The examples of increasing ranges of keys. Examples with equal keys
-            are in the same range.
+        Each batch has a range of keys, and so all examples of equal keys.
         """
         for parts in self._find_ranges(paths, shard):
             examples = UnmaskedExamples.concatenate(
-                (
-                    UnmaskedExamples(
-                        part.read_headers(),
-                        np.fromfile(
-                            part.path,
-                            self.dtype,
-                            part.num_tokens,
-                            offset=part.tokens_at,
-                        ),
-                    )
-                    for part in parts
-                ),
-                self.dtype,
+                (part.read(self.dtype) for part in parts), self.dtype
             )
             yield examples.take(_sort(examples.headers))
 
@@ -173,11 +161,7 @@ class SpillFiles(NamedTuple):
 def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
     """Counts, for each example, the earlier examples of equal key and document.
 
-    Args:
-        headers: `HEADER`, sorted by key and document.
-
-    Returns:
-        int64, `(examples,)`.
+    The headers are sorted by both.
     """
     differs = np.ones(len(headers), bool)
     keys, documents = headers["key"], headers["document"]
@@ -189,12 +173,10 @@ def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
 def rekey_duplicates(
     examples: UnmaskedExamples, occurrences: np.ndarray
 ) -> UnmaskedExamples:
-    """Gives the examples of duplicate documents different keys.
+    """Gives examples with the keys of earlier equal documents other keys.
 
     Args:
-        examples: Examples with the keys of the first of equal documents.
-        occurrences: `(examples,)`, the number of earlier equal documents, at
-            least 1.
+        occurrences: The number of earlier equal documents, at least 1.
     """
     headers = examples.headers.copy()
     headers["key"] = random_bits(headers["key"], occurrences)

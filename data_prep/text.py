@@ -18,7 +18,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,12 +101,12 @@ def find_inputs(config: CorpusConfig) -> list["Source"]:
             )
         paths.update(matches)
     # A link is another path of its file.
-    first_paths: dict[str, str] = {}
+    unique: dict[str, str] = {}
     for path in sorted(paths):
         file = path if files.is_remote(path) else os.path.realpath(path)
-        first_paths.setdefault(file, path)
+        unique.setdefault(file, path)
     sources: list[Source] = []
-    for path in first_paths.values():
+    for path in unique.values():
         size = files.count_bytes(path)
         if not size:
             raise UserError(
@@ -161,11 +161,7 @@ def _lines_of_text(
 ) -> Iterator[str]:
     """Yields the lines of one document, and the empty line that ends it.
 
-    Args:
-        where: Location of the document, for error messages.
-
-    Raises:
-        UserError: For an unpaired surrogate, which JSON can encode.
+    JSON can encode unpaired surrogates; `on_bad_utf8` decides about them.
     """
     try:
         text.encode()
@@ -196,9 +192,7 @@ def _decode(
 ) -> str | None:
     """Returns the text of bytes, or None if `on_bad_utf8` skips them.
 
-    Args:
-        where: Words of the error message before the offset of a byte.
-        offset: Offset of the content.
+    An error names the offset of a byte, `where` and from `offset` on.
     """
     try:
         return content.decode()
@@ -334,12 +328,7 @@ class TextFile:
     def _decode(
         self, line: "Line", config: CorpusConfig, skipped: Skipped
     ) -> str | None:
-        """Returns the text of a line; None if it is skipped.
-
-        Raises:
-            UserError: For a zero byte, and for bytes that are not UTF-8 unless
-                `on_bad_utf8` accepts them.
-        """
+        """Returns the text of a line; None if it is skipped."""
         if _ZERO in line.content:
             offset = line.offset + line.content.index(_ZERO)
             raise UserError(
@@ -362,21 +351,16 @@ class DatasetPart:
     """A split of a dataset of TensorFlow Datasets, or one shard of a split.
 
     Attributes:
-        dataset: Full name, e.g. "wikipedia/20230601.en/1.0.0".
+        name: For messages, e.g. "wikipedia/20230601.en/1.0.0:train".
+        num_bytes: Size of the files.
         instruction: Read instruction, e.g. "train[2shard:3shard]".
         paths: Files of the split or shard.
-        num_bytes: Size of the files.
     """
 
-    dataset: str
+    name: str
+    num_bytes: int
     instruction: str
     paths: Sequence[str]
-    num_bytes: int
-
-    @property
-    def name(self) -> str:
-        """Name for messages, e.g. "wikipedia/20230601.en/1.0.0:train"."""
-        return f"{self.dataset}:{self.instruction}"
 
     def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
         """Returns a digest of the files, whose content is not checked."""
@@ -405,23 +389,15 @@ class DatasetPart:
                 skipped[SKIPPED_TEXTS] += 1
             else:
                 yield from _lines_of_text(text, where, config, skipped)
-            done, before = (
-                self.num_bytes * n // total for n in (number + 1, number)
-            )
-            on_bytes(done - before)
+            done = self.num_bytes * (number + 1) // total
+            on_bytes(done - self.num_bytes * number // total)
 
 
 Source = TextFile | DatasetPart
 
 
 def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
-    """Finds `tfds_split` of `tfds`, and prepares the dataset if necessary.
-
-    A complete split gives one part per file.
-
-    Raises:
-        UserError: If the dataset, split or text feature does not exist.
-    """
+    """Finds `tfds_split` of `tfds`; a complete split has one part per file."""
     info = open_dataset(config.tfds, config.tfds_data_dir).info
     split = config.tfds_split
     try:
@@ -450,10 +426,10 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         }
     return [
         DatasetPart(
-            info.full_name,
+            f"{info.full_name}:{instruction}",
+            sum(map(files.count_bytes, part_paths)),
             instruction,
             part_paths,
-            sum(map(files.count_bytes, part_paths)),
         )
         for instruction, part_paths in parts.items()
     ]
@@ -536,7 +512,13 @@ def _read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
     suffix = next(filter(path.endswith, _DECOMPRESSORS), "")
     size = _STORED_BYTES if suffix else BLOCK_BYTES
     with files.open_existing(path, "rb") as file:
-        blocks = _report(iter(lambda: file.read(size), b""), on_stored)
+
+        def read() -> bytes:
+            block = file.read(size)
+            on_stored(block)
+            return block
+
+        blocks = iter(read, b"")
         if suffix:
             blocks = _decompress(blocks, suffix, path)
         for number, block in enumerate(blocks):
@@ -548,12 +530,6 @@ def _read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
                     "UTF-8.",
                 )
             yield block
-
-
-def _report(blocks: Iterable[bytes], on_stored: OnStored) -> Iterator[bytes]:
-    for block in blocks:
-        on_stored(block)
-        yield block
 
 
 def _decompress(

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import shutil
 
 import pytest
@@ -90,18 +91,16 @@ def rebuild(built, text_file, tmp_path):
     return lambda **settings: build(out, text_file, **settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"packing": "best_fit", "sentence_objective": "nsp", "num_workers": 2},
-    ],
-)
 def test_missing_shards_are_built_again_with_the_same_bytes(
-    settings, text_file, tmp_path
+    text_file, tmp_path
 ):
     """The other files are not changed. A shard whose bytes would differ from
     the metadata, e.g. after an upgrade of a library, stays missing."""
+    settings = {
+        "packing": "best_fit",
+        "sentence_objective": "nsp",
+        "num_workers": 2,
+    }
     out = build(tmp_path / "out", text_file, **settings)
     expected = read_files(out)
     names = "train/train-00001-of-00003", "eval/eval-00000-of-00001"
@@ -124,25 +123,16 @@ def test_missing_shards_are_built_again_with_the_same_bytes(
     assert read_files(out) == expected
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["eval/metadata.json"],
-        ["train/spiece.model", "eval", "train/train-00001-of-00003.tfrecord"],
-    ],
-)
 def test_missing_files_are_named_and_built_with_overwrite(
-    names, rebuild, built, tmp_path, caplog
+    rebuild, built, tmp_path, caplog
 ):
+    names = "train/spiece.model", "eval", "train/train-00001-of-00003.tfrecord"
     for name in names:
         path = tmp_path / "out" / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove = shutil.rmtree if path.is_dir() else os.remove
+        remove(path)
     before = read_files(tmp_path / "out")
-    named = ".*".join(names[:2])
-    with pytest.raises(UserError, match=f"no .*{named}.*--overwrite"):
+    with pytest.raises(UserError, match=f"no .*{names[0]}.*eval.*--overwrite"):
         rebuild()
     assert read_files(tmp_path / "out") == before
     rebuild(overwrite=True)

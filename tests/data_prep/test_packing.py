@@ -1,6 +1,5 @@
 """Packing: which examples share a row, and what packed records hold."""
 
-import itertools
 import unittest.mock
 
 import hypothesis
@@ -177,9 +176,9 @@ def test_no_key_masks_more_tokens_than_the_limit(word_length, ngram):
 
 def random_examples(rng, lengths, masking):
     """Features of unpacked records, with up to PREDICTIONS masks."""
+    lengths = np.array(lengths)[:, np.newaxis]
     size = len(lengths)
-    columns = np.arange(LENGTH)
-    is_token = columns < np.array(lengths)[:, np.newaxis]
+    is_token = np.arange(LENGTH) < lengths
     features = {
         "input_ids": rng.integers(5, 99, (size, LENGTH)) * is_token,
         "input_mask": is_token.astype(np.int64),
@@ -190,18 +189,15 @@ def random_examples(rng, lengths, masking):
     }
     if masking == "static":
         shape = size, PREDICTIONS
-        for name, dtype in (
-            ("masked_lm_positions", np.int64),
-            ("masked_lm_ids", np.int64),
-            ("masked_lm_weights", np.float32),
-        ):
-            features[name] = np.zeros(shape, dtype)
-        for row, length in enumerate(lengths):
-            num = rng.integers(0, min(length, PREDICTIONS) + 1)
-            chosen = np.sort(rng.choice(length, num, replace=False))
-            features["masked_lm_positions"][row, :num] = chosen
-            features["masked_lm_ids"][row, :num] = rng.integers(5, 99, num)
-            features["masked_lm_weights"][row, :num] = 1
+        used = np.arange(PREDICTIONS) < rng.integers(
+            0, PREDICTIONS + 1, (size, 1)
+        )
+        positions = np.sort(rng.integers(0, 2**30, shape) % lengths)
+        features |= {
+            "masked_lm_positions": positions * used,
+            "masked_lm_ids": rng.integers(5, 99, shape) * used,
+            "masked_lm_weights": used.astype(np.float32),
+        }
     return features
 
 
@@ -209,29 +205,23 @@ def unpack(rows):
     """The features of the examples in packed rows, by number."""
     examples = {}
     for r, mask in enumerate(rows["input_mask"]):
-        of_row = {name: values[r] for name, values in rows.items()}
-        num_tokens = np.count_nonzero(mask)
-        assert not mask[num_tokens:].any()
-        for slot in np.flatnonzero(of_row["next_sentence_weights"]):
+        row = {name: values[r] for name, values in rows.items()}
+        assert not mask[np.count_nonzero(mask) :].any()
+        for slot in np.flatnonzero(row["next_sentence_weights"]):
             places = np.flatnonzero(mask == slot + 1)
-            begin = of_row["next_sentence_positions"][slot]
-            example = {
-                name: of_row[name][places]
-                for name in ("input_ids", "segment_ids", "token_boundary")
-            }
-            example["input_mask"] = np.ones(len(places))
-            example["next_sentence_labels"] = of_row["next_sentence_labels"][
-                [slot]
-            ]
-            if "masked_lm_weights" in rows:
-                is_used = of_row["masked_lm_weights"] > 0
-                positions = of_row["masked_lm_positions"]
-                is_own = is_used & (mask[positions] == slot + 1)
-                for name in MASK_FEATURES:
-                    example[name] = of_row[name][is_own]
-                example["masked_lm_positions"] -= begin
+            begin = row["next_sentence_positions"][slot]
             assert places.tolist() == list(range(begin, begin + len(places)))
-            examples[int(of_row["example_numbers"][slot])] = example
+            names = "input_ids", "segment_ids", "token_boundary"
+            example = {name: row[name][places] for name in names}
+            example["input_mask"] = np.ones(len(places))
+            label = row["next_sentence_labels"][[slot]]
+            example["next_sentence_labels"] = label
+            if "masked_lm_weights" in rows:
+                is_own = mask[row["masked_lm_positions"]] == slot + 1
+                is_own &= row["masked_lm_weights"] > 0
+                example |= {n: row[n][is_own] for n in MASK_FEATURES}
+                example["masked_lm_positions"] -= begin
+            examples[int(row["example_numbers"][slot])] = example
     return examples
 
 
@@ -275,16 +265,10 @@ PACKED = {"packing": "best_fit", "max_examples_per_row": 3}
 def text(documents, tmp_path_factory):
     """Documents of one to four sentences, most of them shorter than a row."""
     lines = "\n".join(documents).split("\n")[:700]
-    sizes = np.random.default_rng(0).integers(1, 5, len(lines))
-    ends = [0, *np.cumsum(sizes)[np.cumsum(sizes) < len(lines)]]
+    ends = np.cumsum(np.random.default_rng(0).integers(1, 5, len(lines)))
+    parts = np.split(lines, ends[ends < len(lines)])
     path = tmp_path_factory.mktemp("text") / "short.txt"
-    path.write_text(
-        "\n\n".join(
-            "\n".join(lines[begin:end])
-            for begin, end in itertools.pairwise(ends)
-        ),
-        encoding="utf-8",
-    )
+    path.write_text("\n\n".join(map("\n".join, parts)), encoding="utf-8")
     return path
 
 
@@ -298,21 +282,16 @@ def packed(text, tmp_path_factory):
     return build(tmp_path_factory.mktemp("packed") / "out", text, **PACKED)
 
 
-def read_shards(directory):
-    return {
-        path.name: list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
-        for path in sorted(directory.glob("*.tfrecord"))
-    }
-
-
 def test_packed_records_are_nearly_full_rows_of_the_same_examples(
     packed, built
 ):
     """Evaluation records are not packed."""
     metadata = read_metadata(str(packed / TRAIN))
     unpacked = read_metadata(str(built / TRAIN))
-    rows = read_shards(packed / TRAIN)
-    assert metadata.shards == {name: len(rows[name]) for name in rows}
+    assert metadata.shards == {
+        path.name: sum(1 for _ in tf.data.TFRecordDataset(str(path)))
+        for path in sorted((packed / TRAIN).glob("*.tfrecord"))
+    }
     assert metadata.num_rows == sum(metadata.shards.values())
     assert metadata.num_rows < unpacked.num_rows == unpacked.num_examples
     assert (metadata.packing, metadata.max_examples_per_row) == ("best_fit", 3)

@@ -33,11 +33,23 @@ def fail(state, task):
     raise ValueError(f"{state} {task}")
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_results_have_the_order_of_the_tasks(num_workers):
+    """The number of pending tasks is bounded. Errors reach the caller."""
+    taken = []
+
+    def tasks():
+        for i in range(50):
+            taken.append(i)
+            yield i
+
     with Processes(num_workers, make_state, "ab") as processes:
-        found = list(processes.map(repeat, range(20)))
-    assert found == ["ab" * i for i in range(20)]
+        results = processes.map(repeat, tasks())
+        found = [next(results)]
+        assert len(taken) <= 6
+        assert found + list(results) == ["ab" * i for i in range(50)]
+        with pytest.raises(ValueError, match="ab 7"):
+            list(processes.map(fail, [7]))
 
 
 def test_by_default_a_process_runs_on_each_core_that_may_be_used():
@@ -50,29 +62,6 @@ def test_by_default_a_process_runs_on_each_core_that_may_be_used():
         os.sched_setaffinity(0, allowed)
     assert count_workers(0) == len(allowed)
     assert count_workers(7) == 7
-
-
-def test_number_of_pending_tasks_is_bounded():
-    taken = []
-
-    def tasks():
-        for i in range(50):
-            taken.append(i)
-            yield i
-
-    with Processes(2, make_state, "a") as processes:
-        results = processes.map(repeat, tasks())
-        next(results)
-        assert len(taken) <= 6
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_errors_reach_the_caller(num_workers):
-    with (
-        Processes(num_workers, make_state, "state") as processes,
-        pytest.raises(ValueError, match="state 7"),
-    ):
-        list(processes.map(fail, [7]))
 
 
 def test_killed_worker_process_is_reported():

@@ -6,62 +6,51 @@ import tensorflow as tf
 from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import RecordsConfig
-from data_prep.segments import (
-    HEADER,
-    UnmaskedExamples,
-    token_dtype,
-)
-from data_prep.shards import make_records, serialize_examples
-
-VOCABULARY = "tests/testdata/30k-clean.model"
-LENGTH = 12
+from data_prep.segments import HEADER, UnmaskedExamples, token_dtype
+from data_prep.shards import make_records, serialize_examples, unigram_entropy
+from tests.helpers.small_builds import VOCABULARY
 
 
-def make_examples(*segments, labels=None, documents=None):
+def make_examples(*segments, labels=0, documents=None):
     """Examples of pairs of segments, by default each of another document."""
     headers = np.zeros(len(segments), HEADER)
     headers["key"] = np.arange(len(segments)) * 2**40
     headers["document"] = documents or np.arange(len(segments))
     headers["first_length"] = [len(first) for first, _ in segments]
     headers["second_length"] = [len(second) for _, second in segments]
-    headers["label"] = labels or 0
+    headers["label"] = labels
     headers["opens_document"] = np.arange(len(segments)) < 2
     tokens = [token for pair in segments for part in pair for token in part]
     return UnmaskedExamples(headers, np.array(tokens, token_dtype(30000)))
 
 
-def make(parts, masking="static", **settings):
+def make(parts, masking="dynamic", **settings):
     """Returns the features of the records by name, and the counts."""
     config = RecordsConfig(
-        max_seq_length=LENGTH,
+        max_seq_length=12,
         max_predictions_per_seq=2,
         masking=masking,
         **settings,
     )
     counts = collections.Counter()
-    records = make_records(iter(parts), Tokenizer(VOCABULARY), config, counts)
-    found = []
-    for record in records:
-        features = tf.train.Example.FromString(record).features.feature
-        found.append(
-            {
-                name: list(f.int64_list.value or f.float_list.value)
-                for name, f in features.items()
-            }
+    found = [
+        {
+            name: list(f.int64_list.value or f.float_list.value)
+            for name, f in tf.train.Example.FromString(
+                record
+            ).features.feature.items()
+        }
+        for record in make_records(
+            iter(parts), Tokenizer(VOCABULARY), config, counts
         )
+    ]
     return found, counts
-
-
-def random_examples(count, **settings):
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(5, 30000, (count, 7))
-    return make_examples(*[(row[:4], row[4:]) for row in tokens], **settings)
 
 
 def test_record_equals_one_written_by_hand():
     """20 is "▁to" and begins a word, 18 is "s" and does not."""
     (example,), counts = make(
-        [make_examples(([20, 18, 21], [23, 18]), labels=[1])], masking="dynamic"
+        [make_examples(([20, 18, 21], [23, 18]), labels=1)]
     )
     assert example == {
         "input_ids": [CLS_ID, 20, 18, 21, SEP_ID, 23, 18, SEP_ID, 0, 0, 0, 0],
@@ -81,10 +70,13 @@ def test_record_equals_one_written_by_hand():
 
 def test_sizes_of_the_parts_have_no_influence():
     """600 examples at once, and in parts of several sizes."""
-    unmasked = random_examples(600, labels=[0, 1, 1] * 200)
+    tokens = np.random.default_rng(0).integers(5, 30000, (600, 7))
+    unmasked = make_examples(
+        *[(row[:4], row[4:]) for row in tokens], labels=[0, 1, 1] * 200
+    )
     parts = np.split(np.arange(600), [0, 3, 400, 400, 599])
     for objective in ("sop", "nsp"):
-        settings = {"sentence_objective": objective}
+        settings = {"sentence_objective": objective, "masking": "static"}
         once, counts = make([unmasked], **settings)
         again = make([unmasked.take(part) for part in parts], **settings)
         assert again == (once, counts)
@@ -99,8 +91,10 @@ def test_random_next_sentence_is_one_of_another_document_and_cut_least():
     - Example 3 has 1 token, and so have examples 0 and 6. Example 6 is next.
     - Example 5 has 5 tokens, more than any other, so it gets the 4 tokens of
       example 7, the longest of the others.
+
+    Without another document, the label is 0.
     """
-    unmasked = make_examples(
+    segments = (
         ([21], [31]),
         ([22], [41, 42]),
         ([23], [51, 52]),
@@ -109,43 +103,23 @@ def test_random_next_sentence_is_one_of_another_document_and_cut_least():
         ([26], [81, 82, 83, 84, 85]),
         ([27], [91]),
         ([28], [101, 102, 103, 104]),
-        labels=[0, 1, 0, 1, 0, 1, 0, 0],
-        documents=[1, 2, 2, 3, 4, 5, 6, 7],
     )
-    examples, counts = make(
-        [unmasked], masking="dynamic", sentence_objective="nsp"
+    labels = [0, 1, 0, 1, 0, 1, 0, 0]
+    unmasked = make_examples(
+        *segments, labels=labels, documents=[1, 2, 2, 3, 4, 5, 6, 7]
     )
-    seconds = [
-        [
-            token
-            for token, segment in zip(
-                e["input_ids"], e["segment_ids"], strict=True
-            )
-            if segment
-        ][:-1]
-        for e in examples
-    ]
-    assert seconds == [
-        [31],
-        [71, 72],
-        [51, 52],
-        [91],
-        [71, 72, 73],
-        [101, 102, 103, 104],
-        [91],
-        [101, 102, 103, 104],
-    ]
-    assert [e[SENTENCE_LABEL][0] for e in examples] == [0, 1, 0, 1, 0, 1, 0, 0]
+    examples, counts = make([unmasked], sentence_objective="nsp")
+    expected = [second for _, second in segments]
+    expected[1], expected[3] = [71, 72], [91]
+    expected[5] = [101, 102, 103, 104]
+    for example, second, label in zip(examples, expected, labels, strict=True):
+        assert example["input_ids"][3 : 4 + len(second)] == [*second, SEP_ID]
+        assert sum(example["segment_ids"]) == len(second) + 1
+        assert example[SENTENCE_LABEL] == [label]
     assert counts["label"] == 3
 
-
-def test_without_another_document_the_label_is_0():
-    unmasked = make_examples(
-        ([21], [31]), ([22], [32]), labels=[1, 1], documents=[7, 7]
-    )
-    examples, counts = make(
-        [unmasked], masking="dynamic", sentence_objective="nsp"
-    )
+    alone = make_examples(*segments[:2], labels=[1, 1], documents=[7, 7])
+    examples, counts = make([alone], sentence_objective="nsp")
     assert [e[SENTENCE_LABEL] for e in examples] == [[0], [0]]
     assert examples[0]["input_ids"][:5] == [CLS_ID, 21, SEP_ID, 31, SEP_ID]
     assert counts["label"] == 0
@@ -161,7 +135,6 @@ def test_bytes_equal_those_of_tensorflow():
         "growing": np.arange(2**18 - 3, 2**18 + 4)[:, np.newaxis],
         "mixed": rng.integers(0, 30000, (7, 300)).astype(np.int32),
         "weights": rng.normal(size=(7, 3)).astype(np.float32),
-        "label": np.arange(7)[:, np.newaxis],
     }
     for row, serialized in enumerate(serialize_examples(features)):
         example = tf.train.Example()
@@ -172,3 +145,9 @@ def test_bytes_equal_those_of_tensorflow():
             else:
                 feature.int64_list.value.extend(values[row].tolist())
         assert serialized == example.SerializeToString(deterministic=True)
+
+
+def test_unigram_entropy_ignores_special_pieces():
+    """Three ordinary pieces of probability 1/2, 1/4 and 1/4 have 1.5 bits."""
+    entropy = unigram_entropy(np.array([9, 9, 9, 9, 9, 4, 0, 2, 2]))
+    np.testing.assert_allclose(entropy, 1.5 * np.log(2))
