@@ -4,8 +4,7 @@ r"""Export a trained run as a SavedModel with serving signatures.
       --run_dir=build/demo/run --export_dir=build/demo/saved_model
 
 It exports the newest checkpoint. To export the best one, give the step in the
-name of its directory, e.g. --checkpoint_step=900 for best/step-00000900. After
-run_finetuning --num_runs, --run_dir is one of the runs, e.g. runs/rte/run-1.
+name of its directory, e.g. --checkpoint_step=900 for best/step-00000900.
 
 The model of a run of pretraining has these signatures; those of fine-tuned
 models follow below.

@@ -10,7 +10,8 @@ The command reads the official files, writes features, trains, evaluates, and
 prints the scores as JSON. The same command resumes an interrupted run.
 `--dry_run` checks everything and times a few steps. `--mode=predict` writes
 predictions for the leaderboard of GLUE or the scripts of SQuAD to
-runs/sst2/predictions. `--num_runs=5` trains with five seeds.
+runs/sst2/predictions. The paper reports medians of five runs: give each its own
+`--seed` and `--output_dir`.
 
 A task of your own needs files with named columns, in .tsv, .csv or .jsonl:
 

@@ -148,28 +148,29 @@ def _run(
     output_dir: pathlib.Path,
     start: tuple[str, ...],
 ) -> list[float]:
-    """Runs the command; returns the accuracy of each seed."""
-    command = (
-        *(sys.executable, "-m", "albert_tf.run_finetuning"),
-        "--task=classification",
-        "--label_column=category",
-        f"--train_file={train_file}",
-        f"--dev_file={pathlib.Path(config.data_dir) / 'test.jsonl'}",
-        f"--output_dir={output_dir}",
-        f"--num_runs={config.num_runs}",
-        "--seed=1",
-        f"--num_train_steps={config.num_train_steps}",
-        f"--num_warmup_steps={config.num_train_steps // 10}",
-        f"--save_checkpoints_steps={config.num_train_steps}",
-        f"--global_batch_size={config.global_batch_size}",
-        f"--max_seq_length={config.max_seq_length}",
-        *start,
-    )
-    finished = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if finished.returncode:
-        sys.exit(finished.returncode)  # the command has said why
-    scores = json.loads(finished.stdout)
-    return [run["accuracy"] for run in scores.get("runs", [scores])]
+    """Runs the command with each seed; returns their accuracies."""
+    accuracies = []
+    for seed in range(1, config.num_runs + 1):
+        command = (
+            *(sys.executable, "-m", "albert_tf.run_finetuning"),
+            "--task=classification",
+            "--label_column=category",
+            f"--train_file={train_file}",
+            f"--dev_file={pathlib.Path(config.data_dir) / 'test.jsonl'}",
+            f"--output_dir={output_dir}/run-{seed}",
+            f"--seed={seed}",
+            f"--num_train_steps={config.num_train_steps}",
+            f"--num_warmup_steps={config.num_train_steps // 10}",
+            f"--save_checkpoints_steps={config.num_train_steps}",
+            f"--global_batch_size={config.global_batch_size}",
+            f"--max_seq_length={config.max_seq_length}",
+            *start,
+        )
+        finished = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        if finished.returncode:
+            sys.exit(finished.returncode)  # the command has said why
+        accuracies.append(json.loads(finished.stdout)["accuracy"])
+    return accuracies
 
 
 def tables(accuracies: Mapping[str, Sequence[float]]) -> str:

@@ -415,16 +415,6 @@ class FinetuningTrainingConfig(
         choices=("newest", "best"),
         affects="nothing",
     )
-    num_runs: int = setting(
-        1,
-        "Number of runs, with the seeds seed, seed + 1 and so on. A single run "
-        "trains in output_dir. Several runs train in output_dir/run-1, "
-        "output_dir/run-2 and so on, and the command prints the scores of "
-        "each, the median and the best. Later, --mode=eval and --mode=predict "
-        "with the same num_runs use the run with the best score.",
-        at_least=1,
-        affects="nothing",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -485,41 +475,3 @@ class ScoreConfig(Config):
         "answers by question id; for other tasks, a TSV file with the columns "
         "index and prediction.",
     )
-    null_odds_file: str = setting(
-        "",
-        "JSON object of null odds by question id; larger odds mean that an "
-        "answer is less likely. The command then also prints the thresholds of "
-        "the best scores. For this, it needs the best answer to each question, "
-        "also where the null odds are large: in best_answers_file or, without "
-        "it, in predictions_file.",
-    )
-    best_answers_file: str = setting(
-        "",
-        "JSON object with the best answer to each question by id, from which "
-        "predictions_file was made at a null threshold. The scores are then "
-        "those of predictions_file as it is, and the best scores and their "
-        "thresholds are those of this file. Needs null_odds_file.",
-    )
-    na_prob_thresh: float = setting(
-        1.0,
-        "A question with larger null odds counts as not answered, as in the "
-        "official script. Not with best_answers_file.",
-    )
-
-    def check(self) -> None:
-        if not self.best_answers_file:
-            return
-        if not self.null_odds_file:
-            raise UserError(
-                "best_answers_file needs null_odds_file",
-                received="none",
-                remedy="Set --null_odds_file.",
-            )
-        if self.na_prob_thresh != ScoreConfig.na_prob_thresh:
-            raise UserError(
-                "na_prob_thresh must not be combined with best_answers_file: "
-                "predictions_file is scored as it is",
-                received=self.na_prob_thresh,
-                remedy="Omit --na_prob_thresh; or omit --best_answers_file, "
-                "and give that file as --predictions_file.",
-            )

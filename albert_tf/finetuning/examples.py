@@ -71,7 +71,6 @@ class TextExample(NamedTuple):
 
     Attributes:
         id: Identifies the example in its file.
-        text_pair: The second text; None for a single text.
         label: Index of the class, or the value to predict; None if unknown.
     """
 
@@ -82,14 +81,7 @@ class TextExample(NamedTuple):
 
 
 class ChoiceExample(NamedTuple):
-    """A question about a passage with several choices.
-
-    Attributes:
-        id: Identifies the example in its file.
-        passage: The text that the question is about.
-        question: The question; a choice replaces each "_" in it.
-        label: Index of the right choice; None if unknown.
-    """
+    """A question about a passage; a choice replaces each "_" in it."""
 
     id: str
     passage: str
@@ -99,13 +91,6 @@ class ChoiceExample(NamedTuple):
 
 
 Example: TypeAlias = TextExample | ChoiceExample | Question
-
-
-class BadExample(NamedTuple):
-    """An example that cannot be used, by id or row, and the reason."""
-
-    where: str
-    reason: str
 
 
 @dataclasses.dataclass
@@ -118,9 +103,9 @@ class ExampleSet:
         source: The file or directory.
         stop_at_bad: Whether a bad example is an error.
         examples: The examples, all of one of the types above.
-        bad: Bad examples. Training leaves them out. Evaluation and prediction
-            use them if they can be parsed, since every example needs a
-            prediction.
+        bad: Bad examples, by id or row, and the reason. Training leaves them
+            out. Evaluation and prediction use them if they can be parsed, since
+            every example needs a prediction.
     """
 
     task: Task
@@ -128,7 +113,7 @@ class ExampleSet:
     source: str
     stop_at_bad: bool = False
     examples: list[Any] = dataclasses.field(default_factory=list)
-    bad: list[BadExample] = dataclasses.field(default_factory=list)
+    bad: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @property
     def is_training(self) -> bool:
@@ -146,19 +131,15 @@ class ExampleSet:
                 received=f"{where}: {reason}",
                 remedy="Correct it, or set --on_bad_example=skip.",
             )
-        self.bad.append(BadExample(where, reason))
+        self.bad.append((where, reason))
 
     def describe(self) -> list[str]:
         """Describes the examples in lines for the log."""
-        lines = [
-            f"{self.split}: {len(self.examples)} examples of {self.source}"
-        ]
+        lines = [f"{len(self.examples)} examples of {self.source}"]
         if self.bad:
             faults = name_faults(list(map(": ".join, self.bad)))
-            lines.append(
-                f"{self.split}: {len(self.bad)} bad examples: {faults}"
-            )
-        return lines
+            lines.append(f"{len(self.bad)} bad examples: {faults}")
+        return [f"{self.split}: {line}" for line in lines]
 
 
 class _Row(NamedTuple):
@@ -185,7 +166,6 @@ def read_examples(
     Labels and the number of choices are collected, if the task has none yet.
 
     Args:
-        config: Task, files and columns.
         split: A name in `task.splits`, or "test", whose labels are not read.
         task: The task with the labels of the training set, for other splits.
 
@@ -201,7 +181,7 @@ def read_examples(
         stop_at_bad=config.on_bad_example == "error",
     )
     columns, found = _open_rows(config, examples)
-    rows = _check_rows(examples, columns, found)
+    rows = list(_check_rows(examples, columns, found))
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
         labels = _collect_labels(row.values[columns.label] for row in rows)
         examples.task = dataclasses.replace(task, labels=labels)
@@ -236,16 +216,14 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
             "predict.",
         )
     if config.tfds:
-        if known is None or not known.tfds:
-            raise UserError(
-                f"TensorFlow Datasets has no split {split} of "
-                f"--task={task.name}",
-                remedy="Omit --tfds, and set --data_dir to the official files.",
-            )
-        return f"{config.tfds}:{known.tfds}"
-    named: str = getattr(config, f"{split}_file", "")
-    if named:
-        return named
+        if known and known.tfds:
+            return f"{config.tfds}:{known.tfds}"
+        raise UserError(
+            f"TensorFlow Datasets has no split {split} of --task={task.name}",
+            remedy="Omit --tfds, and set --data_dir to the official files.",
+        )
+    if named := getattr(config, f"{split}_file", ""):
+        return str(named)
     if known is None or not known.files:
         raise UserError(
             f"--task={config.task} must have a file for {split}",
@@ -285,7 +263,7 @@ def _open_rows(
             columns = Columns(*_TFDS_TEXTS.get(task.name, texts), id="idx")
         return columns, _read_tfds(config, examples)
     if task.layout == "race":
-        return columns, _read_race(_race_directories(config, examples))
+        return columns, _read_race(config, examples)
     if source.endswith(".jsonl"):
         return columns, _read_json_lines(source)
     if not source.endswith((".tsv", ".txt", ".csv")):
@@ -301,7 +279,7 @@ def _open_rows(
 
 def _check_rows(
     examples: ExampleSet, columns: Columns, found: _Found
-) -> list[_Row]:
+) -> Iterator[_Row]:
     """Refuses a file of another task; reports and drops malformed rows."""
     needed = [columns.text, columns.text_pair, *columns.choices]
     if examples.has_labels:
@@ -339,19 +317,14 @@ def _check_rows(
         )
     for where, reason in malformed:
         examples.report_bad(where, reason)
-    used = [*needed, columns.id]
-    return [row for row in good if not _has_surrogate(examples, row, used)]
-
-
-def _has_surrogate(
-    examples: ExampleSet, row: _Row, used: Sequence[str]
-) -> bool:
-    values = list(map(row.values.get, used))
-    text = json.dumps(values, ensure_ascii=False, default=str)
-    if found := _SURROGATE.search(text):
-        code = f"U+{ord(found.group()):04X}"
-        examples.report_bad(row.where, f"unpaired surrogate {code}")
-    return found is not None
+    for row in good:
+        used = [row.values.get(name) for name in (*needed, columns.id)]
+        text = json.dumps(used, ensure_ascii=False, default=str)
+        if found := _SURROGATE.search(text):
+            code = f"U+{ord(found.group()):04X}"
+            examples.report_bad(row.where, f"unpaired surrogate {code}")
+        else:
+            yield row
 
 
 def read_text(path: str) -> str:
@@ -378,11 +351,11 @@ def _read_table(path: str, header: Sequence[str]) -> _Found:
     for number, fields in lines:
         if not header:
             header = fields
-        elif len(fields) == len(header):
-            yield f"line {number}", dict(zip(header, fields, strict=True))
-        else:
-            reason = f"{len(fields)} columns instead of {len(header)}"
-            yield f"line {number}", reason
+            continue
+        values: dict[str, Any] | str = dict(zip(header, fields, strict=False))
+        if len(fields) != len(header):
+            values = f"{len(fields)} columns instead of {len(header)}"
+        yield f"line {number}", values
 
 
 def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
@@ -393,17 +366,14 @@ def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each row, after the number of its first line.
-
-    Quotation marks must fit together: a reader that is not strict would take
-    the rest of the file for one field.
-    """
+    """The fields of each row, after the number of its first line."""
     text = read_text(path)
-    # newline="", as the csv module requires: fields may have line breaks.
+    # By default, a field of more than 131,072 characters is an error.
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))
+    # Strict: otherwise, an unclosed quotation mark takes the rest of the file
+    # for one field. newline="": fields may have line breaks.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     first_line = 1
-    # By default, a field of more than 131,072 characters is an error.
-    limit_before = csv.field_size_limit(len(text))
     try:
         for fields in reader:
             if fields:
@@ -415,8 +385,6 @@ def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
             "within it",
             received=f"{error}, in the row that begins in line {first_line}",
         ) from None
-    finally:
-        csv.field_size_limit(limit_before)
 
 
 def _read_json_lines(path: str) -> _Found:
@@ -426,12 +394,9 @@ def _read_json_lines(path: str) -> _Found:
                 values = json.loads(line)
             except (ValueError, RecursionError) as error:  # of nesting
                 values = error
-            yield (
-                f"line {number}",
-                values
-                if isinstance(values, dict)
-                else f"{values} instead of a JSON object",
-            )
+            if not isinstance(values, dict):
+                values = f"{values} instead of a JSON object"
+            yield f"line {number}", values
 
 
 def _split_mrpc(examples: ExampleSet, rows: _Found) -> _Found:
@@ -466,11 +431,9 @@ def _format_of(path: str, name: str) -> Iterator[None]:
     except (
         *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
     ) as error:
+        kind = "no" if isinstance(error, KeyError) else type(error).__name__
         raise UserError(
-            f"{path} must be a JSON file {name}",
-            received=f"no {error}"
-            if isinstance(error, KeyError)
-            else f"{type(error).__name__}: {error}",
+            f"{path} must be a JSON file {name}", received=f"{kind} {error}"
         ) from None
 
 
@@ -500,24 +463,20 @@ def _read_squad(path: str, task: Task) -> _Found:
     return rows
 
 
-def _race_directories(config: TaskConfig, examples: ExampleSet) -> list[str]:
-    """The directories with the files of a split of RACE, one for each level.
+def _read_race(config: TaskConfig, examples: ExampleSet) -> _Found:
+    """Reads all files `*.txt` of each level, with a passage in each.
 
     The source is `data_dir`, the directory of a split with those of the levels,
     or the directory of a level.
     """
     source, names = examples.source, examples.task.splits[examples.split].files
-    if source == config.data_dir:
-        return [posixpath.join(source, name) for name in names]
-    levels = [
-        posixpath.join(source, posixpath.basename(name)) for name in names
-    ]
-    has_levels = any(files.list_files(level, "*.txt") for level in levels)
-    return levels if has_levels else [source]
-
-
-def _read_race(directories: Sequence[str]) -> _Found:
-    """Reads all files `*.txt` of directories, with a passage in each."""
+    directories = [posixpath.join(source, name) for name in names]
+    if source != config.data_dir:
+        directories = [
+            posixpath.join(source, posixpath.basename(name)) for name in names
+        ]
+        if not any(files.list_files(d, "*.txt") for d in directories):
+            directories = [source]
     for directory in directories:
         paths = files.list_files(directory, "*.txt")
         if not paths:
@@ -596,7 +555,7 @@ def _plain(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# --- labels ------------------------------------------------------------------
+# --- examples ----------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -613,52 +572,38 @@ def _collect_labels(values: Iterable[Any]) -> tuple[str, ...]:
         return tuple(sorted(labels))
 
 
-def _parse_finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("not a finite number")
-    return number
-
-
-def _parse_choice(value: Any) -> int:
-    """The index of a choice from its number, from 0, or its letter."""
-    text = str(value).strip()
-    is_letter = len(text) == 1 and text.upper() in LETTERS
-    return LETTERS.index(text.upper()) if is_letter else int(text)
-
-
-def _parse_answers(value: Any, start: Any) -> tuple[Answer, ...]:
-    """Parses answers: a text and its start, or one of the forms of SQuAD.
-
-    Files of SQuAD have a list of `{"text": ..., "answer_start": ...}`.
-    TensorFlow Datasets and Hugging Face have a dictionary of two lists.
-    """
-    if isinstance(value, dict):
-        pairs = zip(value["text"], value["answer_start"], strict=True)
-        return tuple(Answer(text, int(begin)) for text, begin in pairs)
-    if isinstance(value, list):
-        return tuple(Answer(v["text"], int(v["answer_start"])) for v in value)
-    return (Answer(_text(value), int(start)),) if _text(value) else ()
-
-
 def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
     """The class, value, right choice or answers of a row."""
     kind, labels = examples.task.kind, examples.task.labels
     value = row.values[columns.label]
+    text = _text(value)
     try:
         if kind == CLASSIFICATION:
             form = f"one of {name_faults(labels)}"
-            if _text(value) not in labels:
+            if text not in labels:
                 raise ValueError("no label of the training file")
-            return labels.index(_text(value))
+            return labels.index(text)
         if kind == REGRESSION:
             form = "a finite number"
-            return _parse_finite(value)
+            if not math.isfinite(number := float(value)):
+                raise ValueError("not a finite number")
+            return number
         if kind == MULTIPLE_CHOICE:
             form = "the number of a choice from 0, or a letter from A"
-            return _parse_choice(value)
+            letter = text.strip().upper()
+            is_letter = len(letter) == 1 and letter in LETTERS
+            return LETTERS.index(letter) if is_letter else int(letter)
         form = "a text, with a number as answer_start"
-        return _parse_answers(value, row.values.get(columns.answer_start, ""))
+        if isinstance(value, dict):  # TensorFlow Datasets and Hugging Face
+            texts, starts = value["text"], value["answer_start"]
+        elif isinstance(value, list):  # SQuAD
+            texts = [answer["text"] for answer in value]
+            starts = [answer["answer_start"] for answer in value]
+        else:
+            texts = [text] if text else []
+            starts = [row.values.get(columns.answer_start, "")] * len(texts)
+        pairs = zip(texts, map(int, starts), strict=True)
+        return tuple(Answer(*pair) for pair in pairs)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{columns.label} of {examples.source} must be {form}",
@@ -667,104 +612,98 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
         ) from None
 
 
-# --- examples ----------------------------------------------------------------
-
-
 def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
     """Adds the example of a row, unless it is unusable."""
-    task, label = examples.task, None
+    task, values, label = examples.task, row.values, None
     if examples.has_labels:
-        value = row.values[columns.label]
-        if value == "-" and task.name not in KINDS:
-            # The annotators of MNLI did not agree.
-            examples.report_bad(row.where, "no gold label")
-            return
-        if task.kind == CLASSIFICATION and not _text(value).strip():
-            examples.report_bad(row.where, "no label")
+        given = _text(values[columns.label]).strip()
+        problem = ""
+        if given == "-" and task.name not in KINDS:
+            problem = "no gold label"  # the annotators of MNLI did not agree
+        elif task.kind == CLASSIFICATION and not given:
+            problem = "no label"
+        if problem:
+            examples.report_bad(row.where, problem)
             return
         label = _label_of(examples, row, columns)
-    example = _make_example(examples, row, columns, label)
-    problem = _find_problem(example, examples.has_labels)
+    where = name = _text(values.get(columns.id, row.number))
+    text = _text(values[columns.text])
+    pair = _text(values[columns.text_pair]) if columns.text_pair else None
+    example: Example
+    if task.kind == MULTIPLE_CHOICE:
+        choices = [values[column] for column in columns.choices]
+        if len(choices) == 1 and isinstance(choices[0], list):
+            (choices,) = choices
+        texts = tuple(map(_text, choices))
+        example = ChoiceExample(name, text, pair or "", texts, label)
+        _check_choices(examples, example)
+        is_full = _are_full(text, *texts)
+        problem = "" if is_full else "the passage or a choice is empty"
+    elif task.kind == QUESTION_ANSWERING:
+        is_impossible = _is_impossible(examples, row, name, label)
+        example = Question(name, pair or "", text, label or (), is_impossible)
+        problem = _find_problem(example, examples.has_labels)
+    else:
+        example, where = TextExample(name, text, pair, label), row.where
+        is_full = _are_full(text) and (pair is None or _are_full(pair))
+        problem = "" if is_full else "a text is empty"
     if problem:
-        is_text = isinstance(example, TextExample)
-        examples.report_bad(row.where if is_text else example.id, problem)
+        examples.report_bad(where, problem)
     if not (problem and examples.is_training):
         examples.examples.append(example)
 
 
-def _make_example(
-    examples: ExampleSet, row: _Row, columns: Columns, label: Any
-) -> Example:
-    task, values = examples.task, row.values
-    name = _text(values.get(columns.id, row.number))
-    text = _text(values[columns.text])
-    pair = _text(values[columns.text_pair]) if columns.text_pair else None
-    if task.kind == MULTIPLE_CHOICE:
-        choices = [values[column] for column in columns.choices]
-        if len(choices) == 1 and isinstance(choices[0], list):
-            choices = choices[0]
-        texts = tuple(map(_text, choices))
-        question = ChoiceExample(name, text, pair or "", texts, label)
-        _check_choices(examples, question)
-        return question
-    if task.kind != QUESTION_ANSWERING:
-        return TextExample(name, text, pair, label)
-    is_impossible = examples.has_labels and not label
-    if examples.has_labels and "is_impossible" in values:
-        value = values["is_impossible"]
-        truth = _TRUTH_VALUES.get(_text(value).strip().lower())
-        if truth is None:
-            raise UserError(
-                f"is_impossible of {examples.source} must be true, false, 1 "
-                "or 0",
-                received=f"{value!r} in {row.where}",
-            )
-        is_impossible = truth
-    if is_impossible and not task.may_be_unanswerable:
+def _are_full(*texts: str) -> bool:
+    return all(map(str.strip, texts))
+
+
+def _check_choices(examples: ExampleSet, example: ChoiceExample) -> None:
+    count, label = len(example.choices), example.label or 0
+    if not examples.task.num_choices:
+        examples.task = dataclasses.replace(examples.task, num_choices=count)
+    wanted = examples.task.num_choices
+    if count != wanted or not 0 <= label < count:
+        raise UserError(
+            f"questions of {examples.source} must have {wanted} choices, one "
+            "of which is the label",
+            received=f"{count} choices, and choice {label}, counted from 0, in "
+            f"{example.id}",
+        )
+
+
+def _is_impossible(
+    examples: ExampleSet, row: _Row, name: str, answers: Any
+) -> bool:
+    """Whether a question is marked as impossible or, unmarked, unanswered."""
+    if not examples.has_labels:
+        return False
+    value = row.values.get("is_impossible", not answers)
+    truth = _TRUTH_VALUES.get(_text(value).strip().lower())
+    if truth is None:
+        raise UserError(
+            f"is_impossible of {examples.source} must be true, false, 1 or 0",
+            received=f"{value!r} in {row.where}",
+        )
+    if truth and not examples.task.may_be_unanswerable:
         raise UserError(
             f"every question of {examples.source} must have an answer",
             received=f"none in {name}",
             remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
         )
-    return Question(name, pair or "", text, label or (), is_impossible)
+    return truth
 
 
-def _check_choices(examples: ExampleSet, example: ChoiceExample) -> None:
-    if not examples.task.num_choices:
-        examples.task = dataclasses.replace(
-            examples.task, num_choices=len(example.choices)
-        )
-    num_choices = examples.task.num_choices
-    if len(example.choices) != num_choices:
-        raise UserError(
-            f"questions of {examples.source} must have {num_choices} choices",
-            received=f"{len(example.choices)} in {example.id}",
-        )
-    if example.label is not None and not 0 <= example.label < num_choices:
-        raise UserError(
-            f"the label of a question of {examples.source} must be one of "
-            f"its {num_choices} choices",
-            received=f"choice {example.label}, counted from 0, in {example.id}",
-        )
-
-
-def _find_problem(example: Example, has_labels: bool) -> str:
-    """Why an example is unusable for training; "" if it is usable."""
-    if isinstance(example, TextExample):
-        pair = [] if example.text_pair is None else [example.text_pair]
-        return "" if _are_full(example.text, *pair) else "a text is empty"
-    if isinstance(example, ChoiceExample):
-        is_full = _are_full(example.passage, *example.choices)
-        return "" if is_full else "the passage or a choice is empty"
+def _find_problem(question: Question, has_labels: bool) -> str:
+    """Why a question is unusable for training; "" if it is usable."""
     for name in ("question", "document"):
-        if not _are_full(getattr(example, name)):
+        if not _are_full(getattr(question, name)):
             return f"the {name} is empty"
-    if not has_labels or example.is_impossible:
+    if not has_labels or question.is_impossible:
         return ""
-    if not example.answers:
+    if not question.answers:
         return "no answer, though the question is not marked as impossible"
-    text, start = example.answers[0]
-    found = example.document[max(start, 0) : start + len(text)]
+    text, start = question.answers[0]
+    found = question.document[max(start, 0) : start + len(text)]
     if not text.strip():
         return "the answer is empty"
     if start < 0 or found != text:
@@ -775,25 +714,21 @@ def _find_problem(example: Example, has_labels: bool) -> str:
     return ""
 
 
-def _are_full(*texts: str) -> bool:
-    return all(map(str.strip, texts))
-
-
 def _check(examples: ExampleSet) -> None:
     """Checks the examples together: their number, ids and labels."""
-    task, found = examples.task, examples.examples
+    task, found, source = examples.task, examples.examples, examples.source
     if not found:
         raise UserError(
-            f"{examples.source} must have usable examples",
+            f"{source} must have usable examples",
             received=f"{len(examples.bad)} that cannot be used, e.g. "
             + ": ".join(examples.bad[0])
             if examples.bad
             else "none",
         )
-    is_classification = task.kind == CLASSIFICATION
-    if is_classification and examples.is_training and len(task.labels) < 2:
+    needs_classes = task.kind == CLASSIFICATION and examples.is_training
+    if needs_classes and len(task.labels) < 2:
         raise UserError(
-            f"{examples.source} must have labels of at least two classes",
+            f"{source} must have labels of at least two classes",
             received=", ".join(task.labels) or "none",
         )
     if task.kind != QUESTION_ANSWERING:
@@ -803,7 +738,7 @@ def _check(examples: ExampleSet) -> None:
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise UserError(
-            f"questions of {examples.source} must have different ids",
+            f"questions of {source} must have different ids",
             received=f"{name_faults(repeated)}, more than once",
             remedy="Correct the file or, for a table, name another column as "
             "--id_column.",
@@ -812,7 +747,7 @@ def _check(examples: ExampleSet) -> None:
         question.answers or question.is_impossible for question in found
     ):
         raise UserError(
-            f"{examples.source}, the {examples.split} set, must have answers",
+            f"{source}, the {examples.split} set, must have answers",
             received="none",
             remedy="Give a file without them as --test_file.",
         )

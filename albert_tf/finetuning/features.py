@@ -9,22 +9,21 @@ example of weight 0.
     OUTPUT_DIR/features/predict-ID/...
 
 ID is the beginning of the SHA-256 of everything that determines the features,
-so a refused command leaves those of a run as they are. The directories of
-earlier versions have names without ID. The sequences of a directory have the
+so a refused command leaves those of a run as they are. Sequences have the
 length of the longest one, rounded up: the model computes less padding, with
 the same result.
 """
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
 from scipy.special import entr
 
-from albert_tf.config import SequenceConfig
+from albert_tf.config import FinetuningConfig, SequenceConfig
 from albert_tf.config.task import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -43,7 +42,6 @@ from albert_tf.input.record_format import serialize
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.files import (
     atomic_write,
-    load_json,
     load_json_if_any,
     write_json,
 )
@@ -57,6 +55,7 @@ from albert_tf.records.tokenization import (
     truncate,
 )
 
+FEATURES_DIR = "features"
 RECORDS_PER_SHARD = 16384
 
 # Lengths are multiples of this number, which suits matrix units.
@@ -73,14 +72,11 @@ _BATCH = 1000  # texts to tokenize in one call
 # The values of a record by feature, int64 or float32, each `(length,)`.
 Record = Mapping[str, np.ndarray]
 
-MakeRecords = Callable[[], Iterable[Record]]
-
 
 class TaskFeature(NamedTuple):
     """A feature of a record.
 
     Attributes:
-        name: Key in the record and in a batch.
         dtype: "int64" or "float32", as stored.
         num_sequences: Number of sequences of `max_seq_length` tokens that the
             feature holds, one after another. 0: a single value.
@@ -96,12 +92,7 @@ class TaskFeature(NamedTuple):
 
 
 def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
-    """Returns the features of a record.
-
-    Args:
-        kind: One of `config.task.KINDS`.
-        num_choices: Number of choices of a question, for "multiple_choice".
-    """
+    """Returns the features of a record of a kind of `config.task.KINDS`."""
     sequences = num_choices if kind == MULTIPLE_CHOICE else 1
     shared = (
         # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
@@ -196,9 +187,8 @@ def _choice_records(
 ) -> Iterator[dict[str, Any]]:
     """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
 
-    A choice replaces each "_" of its question. If the question has no "_", the
-    choice follows it. Question and choice together keep their last
-    `max_qa_length` tokens; the passage loses its end, as in
+    A choice replaces each "_" of its question, or else follows it. Both keep
+    their last `max_qa_length` tokens together; the passage loses its end, as in
     google-research/albert.
     """
     longest = min(max_qa_length, length - 3)
@@ -219,7 +209,7 @@ def _choice_records(
 def _window_records(
     examples: ExampleSet, maker: WindowMaker, length: int
 ) -> Iterator[dict[str, Any]]:
-    reported = {bad.where for bad in examples.bad}
+    reported = {where for where, _ in examples.bad}
     for question in examples.examples:
         windows = maker.make(question)
         if windows.problem and question.id not in reported:
@@ -252,8 +242,8 @@ class FeatureFiles(NamedTuple):
 
     directory: str
     max_seq_length: int
-    splits: Mapping[str, Mapping[str, int]]
-    checksums: Mapping[str, str]
+    splits: dict[str, dict[str, int]]
+    checksums: dict[str, str]
     constant_loss: Mapping[str, float]
     inputs_sha256: str
 
@@ -279,52 +269,72 @@ class FeatureFiles(NamedTuple):
 
 
 def find_or_write(
-    parent: str,
-    splits: Mapping[str, MakeRecords],
+    config: FinetuningConfig,
     head: TaskHeadConfig,
-    max_seq_length: int,
-    inputs: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    sets: Mapping[str, ExampleSet],
     scratch: str = "",
 ) -> FeatureFiles:
-    """Returns the features with these inputs; writes them if there are none.
+    """Returns the features of examples; writes them if there are none.
 
     Args:
-        parent: Has a directory for each purpose and all inputs.
-        splits: Makes the records of each split. Those of "train" are written
-            in random order, the others in order.
         head: What the model predicts.
-        max_seq_length: Length of the sequences in the records.
-        inputs: Everything that determines the features, as JSON values.
-        scratch: Where to write instead of `parent`, for a dry run.
+        sets: The examples of each split.
+        scratch: Where to write instead of `output_dir`, for a dry run.
     """
+    task, length = config.task, config.data.max_seq_length
+    inputs = {
+        "examples": {
+            split: sha256_of("\n".join(map(repr, examples.examples)).encode())
+            for split, examples in sets.items()
+        },
+        "vocabulary": describe_vocabulary(tokenizer),
+        "max_seq_length": length,
+        "kind": head.kind,
+        "doc_stride": task.doc_stride,
+        "max_query_length": task.max_query_length,
+        "max_qa_length": task.max_qa_length,
+    }
     inputs_sha256 = sha256_of(json.dumps(inputs, sort_keys=True).encode())
-    purpose = "train" if TRAIN in splits else "predict"
+    purpose = "train" if TRAIN in sets else "predict"
     name = f"{purpose}-{inputs_sha256[:_ID_LENGTH]}"
+    parent = posixpath.join(config.training.output_dir, FEATURES_DIR)
     for known in (name, purpose):  # the latter from an earlier version
         directory = posixpath.join(parent, known)
         stored = load_json_if_any(posixpath.join(directory, METADATA_FILE))
         if stored and stored["inputs_sha256"] == inputs_sha256:
             logging.info("using the features in %s", directory)
             return FeatureFiles(directory, **stored)
+    records = {
+        split: make_records(examples, tokenizer, task, length)
+        for split, examples in sets.items()
+    }
     directory = posixpath.join(scratch or parent, name)
-    metadata = _write(directory, splits, head, max_seq_length)
-    metadata["inputs_sha256"] = inputs_sha256
-    path = posixpath.join(directory, METADATA_FILE)
-    write_json(path, metadata)
-    return FeatureFiles(directory, **load_json(path))
+    return write(directory, records, head, length, inputs_sha256)
 
 
-def _write(
+def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The content of `records_metadata.json` of a run."""
+    return {
+        "vocabulary_sha256": tokenizer.sha256,
+        "vocabulary_kind": tokenizer.kind,
+        "do_lower_case": tokenizer.do_lower_case,
+        "vocab_size": tokenizer.vocab_size,
+    }
+
+
+def write(
     directory: str,
-    splits: Mapping[str, MakeRecords],
+    splits: Mapping[str, Iterable[Record]],
     head: TaskHeadConfig,
     max_seq_length: int,
-) -> dict[str, Any]:
-    """Writes the shards; returns the metadata."""
+    inputs_sha256: str = "",
+) -> FeatureFiles:
+    """Writes records; those of "train" in random order, the others in order."""
     features = task_features(head.kind, head.num_choices)
     records = {
-        split: [_without_padding(record, features) for record in make()]
-        for split, make in splits.items()
+        split: [_without_padding(record, features) for record in found]
+        for split, found in splits.items()
     }
     for split, rows in records.items():
         if not rows:
@@ -339,15 +349,19 @@ def _write(
         for record in rows
     )
     rounded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-    length = min(rounded, max_seq_length)
-    counts: dict[str, dict[str, int]] = {}
-    checksums: dict[str, str] = {}
+    files = FeatureFiles(
+        directory,
+        min(rounded, max_seq_length),
+        {split: {} for split in records},
+        {},
+        {split: constant_loss(rows, head) for split, rows in records.items()},
+        inputs_sha256,
+    )
     for split, rows in records.items():
         order = np.arange(len(rows))
         if split == TRAIN:
             order = np.random.default_rng(_ORDER_SEED).permutation(order)
         num_shards = -(-len(rows) // RECORDS_PER_SHARD)
-        counts[split] = {}
         for shard in range(num_shards):
             begin = shard * RECORDS_PER_SHARD
             of_shard = order[begin : begin + RECORDS_PER_SHARD]
@@ -357,39 +371,31 @@ def _write(
                 TFRecordWriter(file) as writer,
             ):
                 for i in of_shard:
-                    padded = _padded(rows[i], features, length)
+                    padded = _padded(rows[i], features, files.max_seq_length)
                     writer.write(serialize(features, padded))
-                checksums[name] = writer.sha256()
-            counts[split][name] = len(of_shard)
-    return {
-        "max_seq_length": length,
-        "splits": counts,
-        "checksums": checksums,
-        "constant_loss": {
-            split: constant_loss(rows, head) for split, rows in records.items()
-        },
-    }
+                files.checksums[name] = writer.sha256()
+            files.splits[split][name] = len(of_shard)
+    metadata = files._asdict()
+    del metadata["directory"]
+    write_json(posixpath.join(directory, METADATA_FILE), metadata)
+    return files
 
 
 def _without_padding(
     record: Record, features: Sequence[TaskFeature]
 ) -> dict[str, np.ndarray]:
-    """Cuts sequences to the longest of the record; saves memory.
+    """Sequences of the longest length and in the smallest type; saves memory.
 
-    Returns:
-        Sequences as `(num_sequences, length)`, in the smallest type.
+    They are `(num_sequences, length)`.
     """
     count = features[0].num_sequences
     length = int(record["input_mask"].reshape(count, -1).sum(axis=1).max())
-    rows = {
-        feature.name: record[feature.name].reshape(count, -1)[:, :length]
-        for feature in features
-        if feature.num_sequences
-    }
-    return {**record} | {
-        name: values.astype(np.min_scalar_type(values.max()))
-        for name, values in rows.items()
-    }
+    cut = dict(record)
+    for name, _, num_sequences in features:
+        if num_sequences:
+            values = record[name].reshape(count, -1)[:, :length]
+            cut[name] = values.astype(np.min_scalar_type(values.max()))
+    return cut
 
 
 def _padded(

@@ -1,31 +1,43 @@
-"""The objective of fine-tuning: a task in the form that the trainer uses."""
+"""The objective of fine-tuning, and the model that it starts from."""
 
+import dataclasses
+import functools
 import math
 import posixpath
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import FinetuningConfig
-from albert_tf.config.task import (
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TaskHeadConfig,
+from albert_tf.config import FinetuningConfig, ModelConfig
+from albert_tf.config.task import REGRESSION, TaskHeadConfig
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning.features import (
+    FeatureFiles,
+    describe_vocabulary,
+    task_features,
 )
-from albert_tf.errors import name_faults
-from albert_tf.finetuning.base_model import BaseModel, plan_start
-from albert_tf.finetuning.features import FeatureFiles, task_features
 from albert_tf.finetuning.tasks import DEV, TRAIN
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
-from albert_tf.interop.weight_names import list_weights
-from albert_tf.io.files import open_existing, write_bytes, write_json
+from albert_tf.interop import formats
+from albert_tf.interop.weight_names import ModelWeights, list_weights
+from albert_tf.io.files import (
+    load_json_if_any,
+    open_existing,
+    write_bytes,
+    write_json,
+)
 from albert_tf.modeling.models import AlbertForTask
-from albert_tf.records.features import TOKENIZER_FILE
-from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
+from albert_tf.records.features import TOKENIZER_FILE, check_values_match
+from albert_tf.records.tokenization import Tokenizer
+from albert_tf.runs.directory import (
+    RECORDS_METADATA_FILE,
+    has_checkpoints,
+    load_config,
+)
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
     InitialWeights,
@@ -42,13 +54,154 @@ Score = Callable[[Mapping[str, np.ndarray]], dict[str, float]]
 AT_CHANCE = 0.98
 
 
+# --- the model that a run starts from ----------------------------------------
+
+
+class BaseModel(NamedTuple):
+    """Architecture, vocabulary and initial weights.
+
+    Attributes:
+        config: The architecture, with the dropout rates of the run.
+        vocabulary: Path of the SentencePiece model of `tokenizer`.
+        weights: Initial weights; None for random weights, or if the run
+            resumes from a checkpoint.
+        head: What a run of fine-tuning predicts; None for other models.
+    """
+
+    config: ModelConfig
+    vocabulary: str
+    tokenizer: Tokenizer
+    weights: ModelWeights | None = None
+    head: TaskHeadConfig | None = None
+
+
+def find_base_model(config: FinetuningConfig) -> BaseModel:
+    """Finds the model that a run resumes or starts from.
+
+    1. If the run has a checkpoint: its architecture and vocabulary.
+    2. With `init_checkpoint`: that model.
+    3. With `from_scratch`: `albert_config_file`, with random weights.
+
+    Raises:
+        UserError: If none of the three cases applies, if the vocabulary is
+            unknown or belongs to another model, or if the architecture
+            differs from `albert_config_file`.
+    """
+    settings = config.initialization
+    if has_checkpoints(config.training.output_dir):
+        return base_model_of_run(config.training.output_dir)
+    weights, lower_cases = None, None
+    model, vocabulary = config.model, settings.init_vocabulary
+    if settings.init_checkpoint:
+        weights = formats.read_weights(settings.init_checkpoint)
+        if model != ModelConfig():  # given
+            check_values_match(
+                settings.init_checkpoint,
+                dataclasses.asdict(weights.config),
+                {
+                    name: getattr(model, name)
+                    for name in warm_start.SAME_SETTINGS
+                },
+                remedy="Omit --albert_config_file.",
+            )
+        model, lower_cases = weights.config, weights.do_lower_case
+        own = weights.vocabulary
+        if not (vocabulary or own):
+            raise UserError(
+                f"{weights.source} must contain its vocabulary, "
+                f"{TOKENIZER_FILE}",
+                received="none",
+                remedy="Pass the vocabulary of the model as --init_vocabulary.",
+            )
+        vocabulary = vocabulary or own
+        if own and Tokenizer(vocabulary).sha256 != Tokenizer(own).sha256:
+            raise UserError(
+                "init_vocabulary must be the vocabulary of init_checkpoint",
+                received=f"{vocabulary}, and {own}, which differ",
+                remedy="Omit --init_vocabulary.",
+            )
+    elif not settings.from_scratch:
+        raise UserError(
+            "--init_checkpoint is required: without a pretrained model, "
+            "fine-tuning starts from random weights",
+            remedy="Give a pretrained model, or set --from_scratch.",
+        )
+    tokenizer = Tokenizer(vocabulary, lower_cases)
+    if tokenizer.vocab_size != model.vocab_size:
+        raise UserError(
+            f"{vocabulary} must be the vocabulary of the model",
+            received=f"{tokenizer.vocab_size} pieces, and a model with "
+            f"{model.vocab_size}",
+            remedy="Choose another --init_vocabulary.",
+        )
+    rate = config.training.dropout
+    model = dataclasses.replace(
+        model, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate
+    )
+    return BaseModel(model, vocabulary, tokenizer, weights)
+
+
+def base_model_of_run(run_dir: str) -> BaseModel:
+    """The architecture and the vocabulary of a run of fine-tuning.
+
+    Raises:
+        UserError: If the directory holds no such run, or no vocabulary.
+    """
+    config = load_config(run_dir, FinetuningConfig)
+    vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
+    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    stored = load_json_if_any(path) or {}
+    tokenizer = Tokenizer(vocabulary, stored.get("do_lower_case"))
+    check_values_match(
+        vocabulary,
+        {"sha256": tokenizer.sha256},
+        {"sha256": stored.get("vocabulary_sha256", tokenizer.sha256)},
+        other=path,
+        remedy="Restore the vocabulary of the run.",
+    )
+    assert isinstance(config, FinetuningConfig)
+    return BaseModel(config.model, vocabulary, tokenizer, head=config.head)
+
+
+def plan_start(
+    config: FinetuningConfig, weights: ModelWeights
+) -> warm_start.WarmStart:
+    """Plans which weights a run takes over.
+
+    The head is taken over only if the model was fine-tuned on a task with the
+    same labels.
+    """
+    head, old = config.head, weights.head
+    # The same weights score any number of choices.
+    keeps_head = old is not None and head == dataclasses.replace(
+        old, num_choices=head.num_choices
+    )
+    paths = [weight.path for weight in list_weights(config.model, head=head)]
+    backbone = {weight.path for weight in list_weights(config.model)}
+    sources = {
+        path: path
+        for path in paths
+        if path in weights.values and (keeps_head or path in backbone)
+    }
+    report = warm_start.make_report(config, weights, sources, paths)
+    new = report["initialized"]
+    report |= {
+        "initialized": [p for p in new if p not in weights.values],
+        "replaced": [p for p in new if p in weights.values],
+        "unused": sorted(set(weights.values) - set(paths)),
+    }
+    return warm_start.WarmStart(weights, sources, None, False, report)
+
+
+# --- the objective -----------------------------------------------------------
+
+
 class Finetuning(Objective):
     """A classification, regression, multiple choice or span task.
 
     Args:
         config: Settings of the run, with model, head and lengths resolved.
         files: Features of "train" and, if the task has one, "dev".
-        base: Initial weights and vocabulary.
         score: Scores predictions for "dev"; None without "dev".
         score_name: The score by which checkpoints are compared.
     """
@@ -69,12 +222,9 @@ class Finetuning(Objective):
         score: Score | None = None,
         score_name: str = "",
     ) -> None:
-        self._config = config
-        self._head = config.head
-        self._files = files
-        self._base = base
-        self._score = score
-        self._score_name = score_name
+        self._config, self._head = config, config.head
+        self._files, self._base = files, base
+        self._score, self._score_name = score, score_name
         self.num_sequences = config.head.num_choices
         self.metric_names = ("loss", "accuracy")
         if config.head.kind == REGRESSION:
@@ -99,8 +249,7 @@ class Finetuning(Objective):
         )
 
     def describe_records(self, records: RecordSet) -> list[str]:
-        labels = self._head.labels
-        line = self._head.kind.replace("_", " ")
+        line, labels = self._head.kind.replace("_", " "), self._head.labels
         if labels:
             line += f" into {len(labels)} classes: {name_faults(labels)}"
         loss = self._files.constant_loss[TRAIN]
@@ -132,14 +281,11 @@ class Finetuning(Objective):
         """Writes the report, and the vocabulary with its metadata."""
         assert initial is None or isinstance(initial, warm_start.WarmStart)
         warm_start.write_report(run_dir, initial)
+        path = functools.partial(posixpath.join, run_dir)
         with open_existing(self._base.vocabulary, "rb") as vocabulary:
-            write_bytes(
-                posixpath.join(run_dir, TOKENIZER_FILE), vocabulary.read()
-            )
-        write_json(
-            posixpath.join(run_dir, RECORDS_METADATA_FILE),
-            self._base.describe_vocabulary(),
-        )
+            write_bytes(path(TOKENIZER_FILE), vocabulary.read())
+        metadata = describe_vocabulary(self._base.tokenizer)
+        write_json(path(RECORDS_METADATA_FILE), metadata)
 
     def weights(self, batch: Batch) -> Scalars:
         return {"label": tf.reduce_sum(batch["example_weight"])}
@@ -215,7 +361,7 @@ class Finetuning(Objective):
 
     def flops_per_step(self) -> int:
         data, model = self._config.data, self._config.model
-        reads = data.max_seq_length if self._is_span else 1
+        reads = 1 if self._head.has_pooler else data.max_seq_length
         head = 2 * model.hidden_size * reads * max(2, self._head.num_outputs)
         pooler = 2 * model.hidden_size**2 * self._head.has_pooler
         encoder = cost.encoder_flops(model, data.max_seq_length, reads)
@@ -225,13 +371,9 @@ class Finetuning(Objective):
     def chance_loss(self) -> float | None:
         if self._head.num_classes:
             return math.log(self._head.num_classes)
-        if self._is_span and not self._head.is_beam:
+        if not (self._head.has_pooler or self._head.is_beam):
             return math.log(self._config.data.max_seq_length)
         return None
-
-    @property
-    def _is_span(self) -> bool:
-        return self._head.kind == QUESTION_ANSWERING
 
 
 def task_sums(
@@ -255,29 +397,13 @@ def task_sums(
         google-research/albert.
     """
     weights = batch["example_weight"][:, 0]
-    if head.kind == QUESTION_ANSWERING:
-        losses, correct = _spans(head, outputs, batch)
-        return {
-            "label_loss_sum": tf.reduce_sum(weights * losses),
-            "label_correct_sum": tf.reduce_sum(weights * correct),
-            "label_weight_sum": tf.reduce_sum(weights),
-        }
-    labels = batch["label"][:, 0]
+    if head.has_pooler and head.kind != REGRESSION:
+        labels = batch["label"][:, 0]
+        return weighted_sums("label", outputs["logits"], labels, weights)
+    sums = {"label_weight_sum": tf.reduce_sum(weights)}
     if head.kind == REGRESSION:
-        squares = tf.square(outputs["logits"][:, 0] - labels)
-        return {
-            "label_loss_sum": tf.reduce_sum(weights * squares),
-            "label_weight_sum": tf.reduce_sum(weights),
-        }
-    return weighted_sums("label", outputs["logits"], labels, weights)
-
-
-def _spans(
-    head: TaskHeadConfig,
-    outputs: Mapping[str, tf.Tensor],
-    batch: Mapping[str, tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss of each span, and 1 for a correct one, `(batch,)`."""
+        losses = tf.square(outputs["logits"][:, 0] - batch["label"][:, 0])
+        return sums | {"label_loss_sum": tf.reduce_sum(weights * losses)}
     starts, ends = batch["start_position"][:, 0], batch["end_position"][:, 0]
     start_logits, end_logits = outputs["start_logits"], outputs["end_logits"]
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
@@ -291,4 +417,8 @@ def _spans(
         )
     is_correct = tf.argmax(start_logits, -1, tf.int32) == starts
     is_correct &= tf.argmax(end_logits, -1, tf.int32) == ends
-    return losses, tf.cast(is_correct, tf.float32)
+    correct = weights * tf.cast(is_correct, tf.float32)
+    return sums | {
+        "label_loss_sum": tf.reduce_sum(weights * losses),
+        "label_correct_sum": tf.reduce_sum(correct),
+    }

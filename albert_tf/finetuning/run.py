@@ -1,40 +1,120 @@
-"""Fine-tuning from top to bottom: examples, model, features, runs, scores."""
+"""Fine-tuning from top to bottom: examples, features, training, predictions.
+
+RUN/predictions/MRPC.tsv                 for the GLUE leaderboard
+RUN/predictions/predictions.json, ...    for the scripts of SQuAD
+RUN/null_threshold.json                  null odds above which "" is predicted
+"""
 
 import dataclasses
 import functools
 import json
 import posixpath
-import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import tensorflow as tf
+import numpy as np
 from absl import logging
 
-from albert_tf.cluster.strategy import make_strategy
-from albert_tf.cluster.workers import is_chief, wait_for_all
+from albert_tf.cluster.host import Host, connect
+from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.task import KINDS, QUESTION_ANSWERING, TaskConfig
-from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning import base_model, features, predict
-from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.examples import (
-    ExampleSet,
-    has_split,
-    read_examples,
+from albert_tf.config.task import KINDS, QUESTION_ANSWERING, REGRESSION
+from albert_tf.errors import UserError
+from albert_tf.finetuning import features, score
+from albert_tf.finetuning.examples import ExampleSet, has_split, read_examples
+from albert_tf.finetuning.features import FeatureFiles
+from albert_tf.finetuning.objective import (
+    BaseModel,
+    Finetuning,
+    base_model_of_run,
+    find_base_model,
 )
-from albert_tf.finetuning.objective import Finetuning
-from albert_tf.finetuning.predict import HOLDOUT, Inputs, Scorer
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.records.documents import WindowMaker
-from albert_tf.records.features import sha256_of
-from albert_tf.runs.directory import load_config, null_threshold
-from albert_tf.runs.log import read_metrics
+from albert_tf.io.files import write_json
+from albert_tf.io.ownership import Owner
+from albert_tf.records.documents import WindowMaker, find_answers
+from albert_tf.runs.checkpoint_files import BEST_DIR
+from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.directory import (
+    NULL_THRESHOLD_FILE,
+    load_config,
+    null_threshold,
+)
+from albert_tf.runs.log import RunLog, read_metrics
+from albert_tf.runs.trained_model import restore_model
 from albert_tf.training import preflight
+from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.train import train
 
-FEATURES_DIR = "features"
+PREDICTIONS_DIR = "predictions"
+
+HOLDOUT = "holdout"  # part of train, used to choose the null threshold
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """Scores the predictions for a split.
+
+    Attributes:
+        examples: The examples of the split.
+        maker: Makes the windows of questions; None for other kinds.
+        null_threshold: Null odds above which a question has no answer.
+    """
+
+    examples: ExampleSet
+    maker: WindowMaker | None
+    null_threshold: float
+
+    def __call__(self, collected: Arrays) -> dict[str, float]:
+        """Computes the scores of the task.
+
+        Args:
+            collected: `Finetuning.predictions` of all records, in order.
+        """
+        task, found = self.examples.task, self.find(collected)
+        if task.kind != QUESTION_ANSWERING:
+            labels = [example.label for example in self.examples.examples]
+            return score.score(task, labels, found)
+        may_be_null = task.may_be_unanswerable
+        return score.score_answers(
+            self.examples.examples,
+            {answer.id: answer.text() for answer in found},
+            {a.id: a.null_odds for a in found} if may_be_null else None,
+            self.null_threshold,
+            may_be_unanswerable=may_be_null,
+        )
+
+    def find(self, collected: Arrays) -> Any:
+        """The `QuestionAnswer` of each question, or the class or value."""
+        if self.maker is not None:
+            return list(
+                find_answers(self.examples.examples, self.maker, collected)
+            )
+        logits = collected["logits"]
+        is_value = self.examples.task.kind == REGRESSION
+        return logits[:, 0] if is_value else logits.argmax(axis=-1)
+
+
+class Inputs(NamedTuple):
+    """What trainings and predictions need.
+
+    Attributes:
+        config: Complete settings, with model, head, lengths and files.
+        base: The vocabulary, and the initial weights.
+        files: The features of the splits.
+        scorers: Of the splits.
+    """
+
+    config: FinetuningConfig
+    base: BaseModel
+    files: FeatureFiles
+    scorers: Mapping[str, Scorer]
 
 
 def run(config: FinetuningConfig, began: float | None = None) -> int:
@@ -57,42 +137,35 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         training_sets = read_training_sets(config, task)
         task = training_sets[TRAIN].task
     else:
-        task = task_of_run(config, task, best_run(config))
+        task = task_of_run(config, task)
     sets = {
         split: read_examples(config.task, split, task)
         for split in splits_to_predict(config, task)
     }
-    strategy = make_strategy(config.distribution)
+    host = Host(make_strategy(config.distribution))
     if is_training:
-        status = _train(config, training_sets, strategy, began)
+        status = _train(config, training_sets, host, began)
         if status or not sets or is_dry:
             return status
-    run_dir = best_run(config)
-    base = base_model.of_run(run_dir)
+    run_dir = config.training.output_dir
+    base = base_model_of_run(run_dir)
     assert base.head is not None
     num_choices = max(examples.task.num_choices for examples in sets.values())
-    inputs = _resolve(
-        config.replace(output_dir=run_dir),
-        base,
-        dataclasses.replace(base.head, num_choices=max(num_choices, 1)),
-        sets,
-        null_threshold(run_dir, config),
-        strategy,
-    )
-    predict.run(inputs, strategy)
+    head = dataclasses.replace(base.head, num_choices=max(num_choices, 1))
+    threshold = null_threshold(run_dir, config)
+    _predict(_resolve(config, base, head, sets, threshold, host), host)
     return 0
 
 
 def _train(
     config: FinetuningConfig,
     sets: Mapping[str, ExampleSet],
-    strategy: tf.distribute.Strategy,
+    host: Host,
     began: float,
 ) -> int:
-    """Trains all runs; returns the status of the first that was stopped."""
-    task = sets[TRAIN].task
-    directories = run_dirs(config)
-    base = base_model.find(config, directories)
+    """Trains, and prints the last evaluation; returns the exit status."""
+    task, is_dry = sets[TRAIN].task, config.training.dry_run
+    base = find_base_model(config)
     if task.starts_from and base.weights and base.weights.head is None:
         logging.warning(
             "the paper fine-tunes on %s before %s, which gives higher scores; "
@@ -106,40 +179,28 @@ def _train(
         labels=task.labels,
         num_choices=max(task.num_choices, 1),
     )
+    threshold = config.training.null_threshold
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as scratch:
-        inputs = _resolve(
-            config,
+        scratch = scratch if is_dry else ""  # a dry run leaves no files
+        inputs = _resolve(config, base, head, sets, threshold, host, scratch)
+        objective = Finetuning(
+            inputs.config,
+            inputs.files,
             base,
-            head,
-            sets,
-            config.training.null_threshold,
-            strategy,
-            # A dry run leaves no files.
-            scratch if config.training.dry_run else "",
+            inputs.scorers.get(DEV),
+            task.metrics[0],
         )
-        for index, directory in enumerate(directories):
-            of_run = inputs._replace(
-                config=inputs.config.replace(
-                    output_dir=directory, seed=config.training.seed + index
-                )
-            )
-            objective = Finetuning(
-                of_run.config,
-                of_run.files,
-                base,
-                of_run.scorers.get(DEV),
-                task.metrics[0],
-            )
-            if config.training.dry_run:
-                return preflight.run(of_run.config, objective, strategy)
-            status = train(of_run.config, objective, strategy, began)
-            if status:
-                return status
-            if HOLDOUT in sets:
-                predict.choose_null_threshold(of_run, strategy)
-            began = time.time()  # of the next run
-    if DEV in sets and is_chief(strategy):
-        print(json.dumps(summarize(directories, task)))
+        if is_dry:
+            return preflight.run(inputs.config, objective, host.strategy)
+        status = train(inputs.config, objective, host.strategy, began)
+    if status:
+        return status
+    if HOLDOUT in sets:
+        choose_null_threshold(inputs, host)
+    if DEV in sets and host.is_chief:
+        lines = read_metrics(config.training.output_dir)
+        (*_, last) = [line for line in lines if line.pop("split", "") == "eval"]
+        print(json.dumps(last))
     return 0
 
 
@@ -150,23 +211,36 @@ def read_training_sets(
     config: FinetuningConfig, task: Task
 ) -> dict[str, ExampleSet]:
     """Reads the examples to train on and, if there are any, to evaluate on."""
-    training, files = config.training, config.task
+    files, fraction = config.task, config.training.null_holdout_fraction
     sets = {TRAIN: read_examples(files, TRAIN, task)}
-    if training.null_holdout_fraction:
-        sets |= predict.hold_out(sets[TRAIN], training.null_holdout_fraction)
+    if fraction:
+        sets |= hold_out(sets[TRAIN], fraction)
     if has_split(files, task, DEV):
         sets[DEV] = read_examples(files, DEV, sets[TRAIN].task)
-    elif training.mode != "train" and training.num_runs > 1:
-        remedy = "Set --dev_file"
-        if files.tfds:
-            remedy = "Give files instead of --tfds, with a --dev_file"
-        raise UserError(
-            "mode=train_and_predict with several runs must have a development "
-            "set, which decides the run that predicts",
-            received="none",
-            remedy=f"{remedy}; or omit --num_runs.",
-        )
     return sets
+
+
+def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
+    """Holds out a fraction of the documents of questions.
+
+    Returns:
+        The sets "train" and `HOLDOUT`.
+    """
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for question in train.examples:
+        share = zlib.crc32(question.document.encode()) / 2**32
+        parts[share < fraction].append(question)
+    if not all(parts):
+        raise UserError(
+            "null_holdout_fraction must leave documents to train on and "
+            "documents to hold out",
+            received=f"{fraction:g} of {train.source}",
+        )
+    kept = dataclasses.replace(train, examples=parts[0], bad=[*train.bad])
+    held_out = dataclasses.replace(
+        train, split=HOLDOUT, examples=parts[1], bad=[]
+    )
+    return {TRAIN: kept, HOLDOUT: held_out}
 
 
 def splits_to_predict(config: FinetuningConfig, task: Task) -> list[str]:
@@ -186,147 +260,8 @@ def splits_to_predict(config: FinetuningConfig, task: Task) -> list[str]:
     return [name for name in task.splits if name.startswith(DEV)]
 
 
-# --- features ----------------------------------------------------------------
-
-
-def _resolve(
-    config: FinetuningConfig,
-    base: BaseModel,
-    head: TaskHeadConfig,
-    sets: Mapping[str, ExampleSet],
-    threshold: float,
-    strategy: tf.distribute.Strategy,
-    scratch: str = "",
-) -> Inputs:
-    """Writes or finds the features of examples, and completes the settings.
-
-    Logs the examples, with those that cannot be used.
-
-    Args:
-        threshold: Null odds above which a question has no answer.
-        scratch: Where to write the features; "" for `output_dir`.
-    """
-    task, length = config.task, config.data.max_seq_length
-    inputs = {
-        "examples": {
-            split: sha256_of("\n".join(map(repr, examples.examples)).encode())
-            for split, examples in sets.items()
-        },
-        "vocabulary": base.describe_vocabulary(),
-        "max_seq_length": length,
-        "kind": head.kind,
-        "doc_stride": task.doc_stride,
-        "max_query_length": task.max_query_length,
-        "max_qa_length": task.max_qa_length,
-    }
-    find_features = functools.partial(
-        features.find_or_write,
-        posixpath.join(config.training.output_dir, FEATURES_DIR),
-        {
-            split: functools.partial(
-                features.make_records, examples, base.tokenizer, task, length
-            )
-            for split, examples in sets.items()
-        },
-        head,
-        length,
-        inputs,
-        scratch,
-    )
-    maker = None
-    if head.kind == QUESTION_ANSWERING:
-        # Windows may be longer than the sequences of the features.
-        maker = WindowMaker(base.tokenizer, task, length)
-    files = find_features() if is_chief(strategy) else None
-    # After the windows are made, which finds more bad examples.
-    for examples in sets.values():
-        for line in examples.describe():
-            logging.info("%s", line)
-    wait_for_all(strategy, 0)  # the other workers wait for the chief
-    files = files or find_features()
-    complete = config.replace(
-        model=base.config,
-        head=head,
-        max_seq_length=files.max_seq_length,
-        input_file=files.names(TRAIN),
-        eval_input_file=files.names(DEV),
-    )
-    scorers = {
-        split: Scorer(examples, maker, threshold)
-        for split, examples in sets.items()
-    }
-    return Inputs(complete, base, files, scorers)
-
-
-# --- runs --------------------------------------------------------------------
-
-
-def run_dirs(config: FinetuningConfig) -> list[str]:
-    """The directory of each run."""
-    parent, count = config.training.output_dir, config.training.num_runs
-    if count == 1:
-        return [parent]
-    return [posixpath.join(parent, f"run-{i}") for i in range(1, count + 1)]
-
-
-def best_run(config: FinetuningConfig) -> str:
-    """The directory of the run with the best score in its own task.
-
-    Raises:
-        UserError: If there are several runs and one was not evaluated.
-    """
-    directories = run_dirs(config)
-    if len(directories) == 1:
-        return directories[0]
-    metric = find_task(_stored_config(directories[0]).task).metrics[0]
-    evaluations = {name: _last_evaluation(name) for name in directories}
-    found = {n: e[metric] for n, e in evaluations.items() if metric in e}
-    missing = [name for name in directories if name not in found]
-    if missing:
-        raise UserError(
-            f"all {len(directories)} runs must be evaluated, so that the one "
-            f"with the best {metric} can be used",
-            received=f"no {metric} in {name_faults(missing)}",
-            remedy="Train with a development set; or omit --num_runs, and give "
-            "one run as --output_dir.",
-        )
-    return max(directories, key=found.__getitem__)
-
-
-def _stored_config(run_dir: str) -> FinetuningConfig:
-    stored = load_config(run_dir, FinetuningConfig)
-    assert isinstance(stored, FinetuningConfig)
-    return stored
-
-
-def _last_evaluation(run_dir: str) -> dict[str, float]:
-    lines = [m for m in read_metrics(run_dir) if m.get("split") == "eval"]
-    return {
-        n: v for line in lines[-1:] for n, v in line.items() if n != "split"
-    }
-
-
-def summarize(directories: list[str], task: Task) -> dict[str, object]:
-    """The last evaluation of each run, and their median and best.
-
-    Both are computed for each score separately, as in the paper.
-    """
-    runs = [_last_evaluation(directory) for directory in directories]
-    if len(runs) == 1:
-        return dict(runs[0])
-    values = {n: [r[n] for r in runs] for n in task.metrics if n in runs[0]}
-    return {
-        "runs": runs,
-        "median": {n: statistics.median(v) for n, v in values.items()},
-        "best": {
-            n: min(v) if n == "mean_squared_error" else max(v)
-            for n, v in values.items()
-        },
-    }
-
-
-def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
-    """The task, with labels and number of choices of the run.
+def task_of_run(config: FinetuningConfig, task: Task) -> Task:
+    """The task, with labels and number of choices of the run in `output_dir`.
 
     A converted run may not know the number of choices. Since its weights score
     any number, that of the task remains, or 0 for a task of your own.
@@ -336,10 +271,11 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
             other labels, or on single texts and the task has pairs, or the
             reverse.
     """
-    stored = _stored_config(run_dir)
+    run_dir = config.training.output_dir
+    stored = load_config(run_dir, FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
     head = stored.head
-    same_labels = not task.labels or task.labels == head.labels
-    if head.kind != task.kind or not same_labels:
+    if head.kind != task.kind or task.labels not in ((), head.labels):
         raise UserError(
             f"{run_dir} must be a run of --task={task.name}, or of a task of "
             "the same kind with the same labels",
@@ -349,30 +285,25 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
     task = dataclasses.replace(task, labels=head.labels)
     if not stored.task.task:  # of a converted run
         return task
-    _check_pairs(stored.task, config.task, run_dir)
-    _warn_of_other_lengths(stored, config, run_dir)
+    had_pairs, has_pairs = stored.task.has_pairs, config.task.has_pairs
+    if had_pairs != has_pairs:
+        texts = "single texts", "pairs of texts"
+        remedy = "Omit --text_pair_column."
+        if had_pairs:
+            column = stored.task.text_pair_column or "COLUMN"
+            remedy = f"Set --text_pair_column={column}."
+        raise UserError(
+            f"{run_dir} was trained on {texts[bool(had_pairs)]}, so the task "
+            "must have them too",
+            received=f"--task={task.name} with {texts[bool(has_pairs)]}",
+            remedy=remedy if task.name in KINDS else "",
+        )
+    _warn_of_other_lengths(stored, config)
     return dataclasses.replace(task, num_choices=head.num_choices)
 
 
-def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
-    if bool(task.has_pairs) == bool(stored.has_pairs):
-        return
-    if stored.has_pairs:
-        wanted, given = "pairs of texts", "single texts"
-        column = stored.text_pair_column or "COLUMN"
-        remedy = f"Set --text_pair_column={column}."
-    else:
-        wanted, given = "single texts", "pairs of texts"
-        remedy = "Omit --text_pair_column."
-    raise UserError(
-        f"{run_dir} was trained on {wanted}, so the task must have them too",
-        received=f"--task={task.task} with {given}",
-        remedy=remedy if task.task in KINDS else "",
-    )
-
-
 def _warn_of_other_lengths(
-    stored: FinetuningConfig, config: FinetuningConfig, run_dir: str
+    stored: FinetuningConfig, config: FinetuningConfig
 ) -> None:
     """Warns if texts are cut otherwise than in training."""
     changed = [
@@ -393,5 +324,176 @@ def _warn_of_other_lengths(
         logging.warning(
             "texts are cut otherwise than in the training of %s, which can "
             "lower the scores: %s",
-            *(run_dir, "; ".join(changed)),
+            *(config.training.output_dir, "; ".join(changed)),
         )
+
+
+# --- features ----------------------------------------------------------------
+
+
+def _resolve(
+    config: FinetuningConfig,
+    base: BaseModel,
+    head: TaskHeadConfig,
+    sets: Mapping[str, ExampleSet],
+    threshold: float,
+    host: Host,
+    scratch: str = "",
+) -> Inputs:
+    """Writes or finds the features of examples, and completes the settings.
+
+    Args:
+        threshold: Null odds above which a question has no answer.
+        scratch: Where to write the features; "" for `output_dir`.
+    """
+    find_features = functools.partial(
+        features.find_or_write, config, head, base.tokenizer, sets, scratch
+    )
+    maker = None
+    if head.kind == QUESTION_ANSWERING:
+        # Windows may be longer than the sequences of the features.
+        length = config.data.max_seq_length
+        maker = WindowMaker(base.tokenizer, config.task, length)
+    files = find_features() if host.is_chief else None
+    # After the windows are made, which finds more bad examples.
+    for examples in sets.values():
+        for line in examples.describe():
+            logging.info("%s", line)
+    wait_for_all(host.strategy, 0)  # the other workers wait for the chief
+    files = files or find_features()
+    complete = config.replace(
+        model=base.config,
+        head=head,
+        max_seq_length=files.max_seq_length,
+        input_file=files.names(TRAIN),
+        eval_input_file=files.names(DEV),
+    )
+    scorers = {
+        split: Scorer(examples, maker, threshold)
+        for split, examples in sets.items()
+    }
+    return Inputs(complete, base, files, scorers)
+
+
+# --- predictions -------------------------------------------------------------
+
+
+def _predictions(
+    inputs: Inputs, host: Host, splits: Sequence[str]
+) -> Iterator[tuple[str, int, dict[str, float], Arrays]]:
+    """Predicts splits with the model of a run, restored from a checkpoint.
+
+    Yields each split, the step of the checkpoint, loss and accuracy, and
+    `Finetuning.predictions` of all records, in order.
+    """
+    config, strategy = inputs.config, host.strategy
+    per_replica_batch_size(
+        "eval_batch_size",
+        config.data.eval_batch_size,
+        strategy.num_replicas_in_sync,
+    )
+    objective = Finetuning(config, inputs.files, inputs.base)
+    with connect(config.distribution, strategy) as connected:
+        with (
+            connected.watchdog.limit("the start of the prediction"),
+            strategy.scope(),
+        ):
+            model = objective.make_model()
+            run_dir = config.training.output_dir
+            step = restore_model(run_dir, model, wanted_step(config))
+        for split in splits:
+            records = inputs.files.records(split)
+            evaluator = Evaluator(connected, model, objective, records, config)
+            collected = evaluator.collect()
+            assert collected is not None, "no stop flag was given"
+            metrics = objective.evaluate(*collected)
+            yield split, step, metrics, collected[1]
+
+
+def wanted_step(config: FinetuningConfig) -> int:
+    """The step of the best checkpoint, if requested; 0 is the newest."""
+    if config.training.checkpoint == "newest":
+        return 0
+    run_dir = config.training.output_dir
+    best = CheckpointStore(run_dir, {}, writes=False).best_step()
+    if best is None:
+        raise UserError(
+            "checkpoint=best needs a checkpoint in "
+            f"{posixpath.join(run_dir, BEST_DIR)}",
+            received="none",
+            remedy="Train with --eval_every_n_steps, or use the newest one.",
+        )
+    return best
+
+
+def _predict(inputs: Inputs, host: Host) -> None:
+    """Evaluates or predicts splits with the model of a run.
+
+    Prints a JSON object for each split with labels. Unless the mode is eval,
+    also writes the predictions.
+    """
+    training = inputs.config.training
+    for split, step, metrics, collected in _predictions(
+        inputs, host, list(inputs.scorers)
+    ):
+        scorer = inputs.scorers[split]
+        if not host.is_chief:
+            continue
+        if scorer.examples.has_labels:
+            scores = metrics | scorer(collected)
+            print(json.dumps({"split": split, "step": step, **scores}))
+        if training.mode == "eval":
+            continue
+        path = posixpath.join(training.output_dir, PREDICTIONS_DIR)
+        task, found = scorer.examples.task, scorer.find(collected)
+        if task.kind == QUESTION_ANSWERING:
+            score.write_answers(path, found, scorer.null_threshold)
+        else:
+            known = task.splits.get(split)
+            name = (known.submission if known else "") or f"{split}.tsv"
+            path = posixpath.join(path, name)
+            score.write_predictions(path, scorer.examples, found)
+        logging.info("wrote predictions to %s", path)
+
+
+def choose_null_threshold(inputs: Inputs, host: Host) -> None:
+    """Writes the threshold that gives the best F1 on held-out documents.
+
+    If there is a development set, also logs its scores at that threshold, as
+    the last evaluation of the run.
+    """
+    scorers, threshold = inputs.scorers, 0.0
+    run_dir = inputs.config.training.output_dir
+    splits = [split for split in (HOLDOUT, DEV) if split in scorers]
+    for split, step, metrics, collected in _predictions(inputs, host, splits):
+        scorer = scorers[split]
+        if not host.is_chief:
+            continue
+        if split == HOLDOUT:
+            scores, found = scorer(collected), scorer.find(collected)
+            threshold = best_threshold(scores, [a.null_odds for a in found])
+            write_json(
+                posixpath.join(run_dir, NULL_THRESHOLD_FILE),
+                {"null_threshold": threshold, "f1": scores["best_f1"]},
+            )
+            logging.info("null threshold of held-out documents: %g", threshold)
+        else:
+            scorer = dataclasses.replace(scorer, null_threshold=threshold)
+            run_log = RunLog(run_dir, Owner())
+            run_log.write("eval", step, metrics | scorer(collected))
+            run_log.finish()
+
+
+def best_threshold(
+    scores: Mapping[str, float], null_odds: Sequence[float]
+) -> float:
+    """The null odds above which a question has no answer, for the best F1.
+
+    If it is best to answer no question, the official script gives 0, but
+    questions with negative odds would be answered. Then the threshold is below
+    all odds.
+    """
+    of_no_answers = 100.0 * scores.get("NoAns_total", 0) / scores["total"]
+    if scores["best_f1"] > of_no_answers:
+        return scores["best_f1_thresh"]
+    return min(null_odds) - 1

@@ -1,8 +1,7 @@
 r"""Files of predictions, and their scores.
 
     python -m albert_tf.finetuning.score --task=squad_v2 \
-      --data_file=dev-v2.0.json --predictions_file=predictions.json \
-      --null_odds_file=null_odds.json --best_answers_file=best_answers.json
+      --data_file=dev-v2.0.json --predictions_file=predictions.json
 
 The command scores predictions of this project or of another, and prints one
 JSON object: for SQuAD, with the keys and values of the official scripts; for
@@ -14,13 +13,10 @@ other tasks, with the scores of the paper. It does not need TensorFlow.
     null_odds.json     by question id; the larger, the less likely an answer
     nbest.json         the best answers to each question, with probabilities
 
-Answers are compared in lower case, without punctuation and articles, with words
-separated by one space. The best score over all right answers counts.
-
-The scripts of versions 1.1 and 2.0 differ, and so do the scores here. A missing
-prediction scores 0 in 1.1 and is an error in 2.0. Right answers without words
-are dropped in 2.0. Two answers without words have an F1 of 0 in 1.1, of 1 in
-2.0.
+Answers are compared in lower case, without punctuation and articles. The best
+score over all right answers counts. As in the scripts, a missing prediction
+scores 0 in version 1.1 and is an error in 2.0. Right answers without words are
+dropped in 2.0. Two answers without words have an F1 of 0 in 1.1, of 1 in 2.0.
 
 Reference:
     [Rajpurkar et al., 2016](https://arxiv.org/abs/1606.05250), section 6.1;
@@ -135,7 +131,7 @@ def score_answers(
     questions: Sequence[Question],
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None = None,
-    na_prob_thresh: float = 1.0,
+    null_threshold: float = 1.0,
     *,
     may_be_unanswerable: bool = True,
 ) -> dict[str, float]:
@@ -147,7 +143,7 @@ def score_answers(
             thresholds need the best answers, not replaced by "".
         null_odds: By question id, the larger, the less likely there is an
             answer; None for 0 everywhere.
-        na_prob_thresh: A question with larger `null_odds` counts as answered
+        null_threshold: A question with larger `null_odds` counts as answered
             by "".
         may_be_unanswerable: Whether to score as in version 2.0.
 
@@ -158,7 +154,7 @@ def score_answers(
         scores over all thresholds (`best_exact`, `best_f1`), and the
         thresholds (`best_exact_thresh`, `best_f1_thresh`).
     """
-    _check(questions, predictions, null_odds, may_be_unanswerable)
+    _check(questions, predictions, may_be_unanswerable)
     raw = {
         question.id: _score(
             predictions.get(question.id), question, may_be_unanswerable
@@ -171,7 +167,7 @@ def score_answers(
     odds = null_odds if null_odds is not None else dict.fromkeys(raw, 0.0)
     scores = {
         name: (float(not has_answer[name]),) * 2
-        if odds[name] > na_prob_thresh
+        if odds[name] > null_threshold
         else pair
         for name, pair in raw.items()
     }
@@ -203,7 +199,6 @@ def score_answers(
 def _check(
     questions: Sequence[Question],
     predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None,
     may_be_unanswerable: bool,
 ) -> None:
     wrong = [
@@ -216,24 +211,20 @@ def _check(
             "predictions_file must map each question id to a text",
             received=name_faults(wrong),
         )
-    files: dict[str, Mapping[str, object]] = {"predictions_file": predictions}
-    if null_odds is not None and may_be_unanswerable:
-        files["null_odds_file"] = null_odds
-    for what, given in files.items():
-        missing = [q.id for q in questions if q.id not in given]
-        if not missing:
-            continue
-        message = (
-            f"{len(missing)} of {len(questions)} questions: "
-            f"{name_faults(missing)}"
+    missing = [q.id for q in questions if q.id not in predictions]
+    if not missing:
+        return
+    message = (
+        f"{len(missing)} of {len(questions)} questions: {name_faults(missing)}"
+    )
+    if may_be_unanswerable or len(missing) == len(questions):
+        raise UserError(
+            "predictions_file must have an entry for every question of "
+            "data_file",
+            received=f"none for {message}",
+            remedy="Check that these are predictions for that file.",
         )
-        if may_be_unanswerable or len(missing) == len(questions):
-            raise UserError(
-                f"{what} must have an entry for every question of data_file",
-                received=f"none for {message}",
-                remedy="Check that these are predictions for that file.",
-            )
-        logging.warning("no prediction, which scores 0, for %s", message)
+    logging.warning("no prediction, which scores 0, for %s", message)
 
 
 def _score(
@@ -260,14 +251,9 @@ def _mean(scores: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def names_of(task: Task) -> Sequence[str]:
-    """Names of the classes or choices by index; () for regression.
-
-    A choice after Z is called by its number, from 0.
-    """
-    if task.kind == CLASSIFICATION:
-        return task.labels
+    """The classes, or letters of choices, and numbers of those after Z."""
     numbers = range(len(LETTERS), task.num_choices)
-    return [*LETTERS[: task.num_choices], *map(str, numbers)]
+    return task.labels or [*LETTERS[: task.num_choices], *map(str, numbers)]
 
 
 def write_predictions(
@@ -275,10 +261,8 @@ def write_predictions(
 ) -> None:
     """Writes the predictions of all kinds but question answering.
 
-    Args:
-        path: The file; `Split.submission` is its name for the leaderboard.
-        predictions: `(examples,)`: indices of classes or choices, or values.
-            Values of STS-B are cut to its range, 0 to 5.
+    They are indices of classes or choices, or values, `(examples,)`. Values of
+    STS-B are cut to its range, 0 to 5.
     """
     task, names = examples.task, names_of(examples.task)
     if task.name == "stsb":
@@ -306,20 +290,24 @@ def read_predictions(path: str, examples: ExampleSet) -> list[str]:
             received=repr(header),
         )
     found = dict(fields)
-    ids = [example.id for example in examples.examples]
-    known = set(ids)
-    other = [f"{name} is missing" for name in ids if name not in found]
-    other += [f"{name} is unknown" for name in found if name not in known]
+    ids = dict.fromkeys(example.id for example in examples.examples)
     counts = collections.Counter(name for name, _ in fields)
-    other += [f"{name} is repeated" for name, n in counts.items() if n > 1]
-    if other:
+    if other := [
+        f"{name} is {fault}"
+        for fault, names in (
+            ("missing", [name for name in ids if name not in found]),
+            ("unknown", [name for name in found if name not in ids]),
+            ("repeated", [name for name, n in counts.items() if n > 1]),
+        )
+        for name in names
+    ]:
         raise UserError(
             f"{path} must have one prediction for each example of "
             f"{examples.source}",
             received=name_faults(other),
             remedy="Check that these are predictions of that file.",
         )
-    return [found[name] for name in ids]
+    return [found[example.id] for example in examples.examples]
 
 
 def write_answers(
@@ -329,11 +317,8 @@ def write_answers(
 ) -> None:
     """Writes all files of answers.
 
-    Args:
-        directory: The directory, local or gs://.
-        answers: The answers to all questions.
-        null_threshold: In `predictions.json`, an answer with larger null odds
-            is replaced by ""; None replaces none.
+    In `predictions.json`, "" replaces an answer whose null odds are larger than
+    `null_threshold`.
     """
     contents: Mapping[str, Mapping[str, Any]] = {
         "predictions.json": {a.id: a.text(null_threshold) for a in answers},
@@ -360,11 +345,22 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
     """
     config.require("data_file", "predictions_file")
     columns = dataclasses.asdict(config.task)
-    data = TaskConfig(**columns, dev_file=config.data_file)
-    examples = read_examples(data, DEV)
-    if examples.task.kind == QUESTION_ANSWERING:
-        return _score_files(config, examples)
+    examples = read_examples(
+        TaskConfig(**columns, dev_file=config.data_file), DEV
+    )
     path, task = config.predictions_file, examples.task
+    if task.kind == QUESTION_ANSWERING:
+        answers = load_json(path)
+        if not isinstance(answers, dict):
+            raise UserError(
+                f"{path} must be a JSON object with an answer by question id",
+                received=type(answers).__name__,
+            )
+        return score_answers(
+            examples.examples,
+            answers,
+            may_be_unanswerable=task.may_be_unanswerable,
+        )
     values = read_predictions(path, examples)
     if task.name == CLASSIFICATION:
         # A model may predict a class of its training set that the file lacks.
@@ -386,42 +382,6 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
             f"each prediction in {path} must be {wanted}", received=error
         ) from None
     return score(task, labels, predictions)
-
-
-def _score_files(config: ScoreConfig, examples: ExampleSet) -> dict[str, float]:
-    """The scores of the answers and, with null odds, of all thresholds."""
-    score_of = functools.partial(
-        score_answers,
-        examples.examples,
-        may_be_unanswerable=examples.task.may_be_unanswerable,
-    )
-    predictions = best_answers = _load_object(config.predictions_file)
-    if not config.null_odds_file:
-        return score_of(predictions)
-    if config.best_answers_file:
-        best_answers = _load_object(config.best_answers_file)
-    elif not all(predictions.values()):
-        logging.warning(
-            "%s has empty answers. If a null threshold has replaced answers "
-            "there, the scores are wrong: give the best answers as "
-            "--best_answers_file",
-            config.predictions_file,
-        )
-    null_odds = _load_object(config.null_odds_file)
-    scores = score_of(best_answers, null_odds, config.na_prob_thresh)
-    if config.best_answers_file:
-        scores |= score_of(predictions)
-    return scores
-
-
-def _load_object(path: str) -> dict[str, Any]:
-    content = load_json(path)
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path} must be a JSON object with a value for each question id",
-            received=type(content).__name__,
-        )
-    return content
 
 
 def main(config: ScoreConfig) -> None:

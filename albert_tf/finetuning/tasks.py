@@ -24,20 +24,16 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of choices, as in RACE
 
 
 class Columns(NamedTuple):
-    """The values of a row that make an example, by name.
+    """The columns of a row that make an example; "" and () for none.
 
     Attributes:
         text: The text, passage or document.
-        text_pair: The second text or the question; "" for single texts.
-        label: The label, or the answers; "" for a file without labels.
-        id: Identifies an example. If it is "", or the file lacks that column,
-            examples are numbered from 0.
-        choices: The choices of a question: a column for each, or one with the
-            list of all; () for other kinds.
-        header: The names of all columns of an official file without header;
-            () if the first line has them.
-        answer_start: In a table of questions, the position of the answer's
-            first character.
+        text_pair: The second text or the question.
+        label: The label, or the answers.
+        id: Without that column, examples are numbered from 0.
+        choices: A column for each choice, or one with the list of all.
+        header: All columns of an official file without header.
+        answer_start: Position of the answer's first character, in a table.
     """
 
     text: str
@@ -57,7 +53,6 @@ class Split(NamedTuple):
     """A part of the data of a task.
 
     Attributes:
-        columns: The columns of its rows.
         files: Official names in the data directory; the first file that exists
             is read. For RACE: directories, all of which are read.
         tfds: Name of the split in TensorFlow Datasets; "" if it has none.
@@ -78,15 +73,14 @@ class Task:
         name: Value of --task.
         kind: One of `config.task.KINDS`.
         layout: "table", "squad" or "race".
-        splits: The splits by name. Those whose names begin with "test" have no
-            labels.
-        labels: The classes, in the order of their ids, which is that of
-            google-research/albert; () for other kinds.
+        splits: By name; those that begin with "test" have no labels.
+        labels: The classes in the order of google-research/albert; () for other
+            kinds. `examples.read_examples` finds those of your own task, and
+            `num_choices`.
         metrics: Names of the scores, the most important first.
         num_choices: Number of choices of a question; 0 for other kinds.
-            `examples.read_examples` finds this and the labels of your own task.
-        starts_from: Task on which the paper fine-tunes the model before this
-            task; "" for a pretrained model.
+        starts_from: Task on which the paper fine-tunes the model before; "" for
+            a pretrained model.
 
     Example:
         >>> TASKS["rte"].labels, TASKS["rte"].starts_from
@@ -142,20 +136,20 @@ def find_task(config: TaskConfig) -> Task:
         )
     if kind == MULTIPLE_CHOICE:
         config.require("choice_columns")
-    has_question = kind in (MULTIPLE_CHOICE, QUESTION_ANSWERING)
     columns = Columns(
         config.text_column,
-        config.question_column if has_question else config.text_pair_column,
-        config.answer_column
-        if kind == QUESTION_ANSWERING
-        else config.label_column,
+        config.text_pair_column,
+        config.label_column,
         config.id_column,
-        config.choice_columns if kind == MULTIPLE_CHOICE else (),
         answer_start=config.answer_start_column,
     )
+    question = columns._replace(text_pair=config.question_column)
+    if kind == MULTIPLE_CHOICE:
+        columns = question._replace(choices=config.choice_columns)
+    elif kind == QUESTION_ANSWERING:
+        columns = question._replace(label=config.answer_column)
     splits = {
-        split: Split(columns, tfds=tfds)
-        for split, (_, tfds, _) in _PARTS.items()
+        n: Split(columns, tfds=tfds) for n, (_, tfds, _) in _PARTS.items()
     }
     return Task(kind, kind, splits=splits, metrics=_OWN_METRICS[kind])
 

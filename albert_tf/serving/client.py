@@ -58,10 +58,7 @@ class RestClient:
     def _request(
         self, method: str, body: Mapping[str, Any] | None, key: str
     ) -> Any:
-        """Sends a request: POST with a body, GET without one.
-
-        Returns the value of `key` in the response.
-        """
+        """The value of `key` in the response to a POST, or GET without body."""
         request = urllib.request.Request(
             self.url + method,
             None if body is None else json.dumps(body).encode(),

@@ -25,17 +25,6 @@ SERVING_FILE = "serving.json"
 # Key of serving.json: what a client needs to answer questions.
 QUESTION_ANSWERING = "question_answering"
 
-# Names of signatures, and suffixes of those that take text.
-SERVING_DEFAULT = "serving_default"
-ENCODE = "encode"
-FILL_MASK = "fill_mask"
-CLASSIFY = "classify"
-PREDICT_VALUE = "predict_value"
-CHOOSE = "choose"
-SCORE_SPANS = "score_spans"
-TEXT = "_text"
-TEXT_PAIR = "_text_pair"
-
 
 class SentenceSignature(NamedTuple):
     """The signature of a sentence head, and what its first output states."""
@@ -63,27 +52,19 @@ Inputs = Mapping[str, Sequence[Any]]
 class Client(Protocol):
     """A connection to a model; a `UserError` quotes a server's refusal."""
 
-    def list_signatures(self) -> list[str]:
-        """Returns the names of the model's signatures."""
+    def list_signatures(self) -> list[str]: ...
 
     def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
         """Calls a signature.
 
-        Args:
-            inputs: Nested lists of texts or ids by the name of the input.
-
         Returns:
             Nested lists of numbers and texts by the name of the output.
         """
+        ...
 
 
 class LocalClient:
-    """A `Client` of a SavedModel in this process.
-
-    Args:
-        saved_model_dir: A directory that `albert_tf.export_saved_model` wrote,
-            local or gs://.
-    """
+    """A `Client` of an exported SavedModel in this process."""
 
     def __init__(self, saved_model_dir: str) -> None:
         import tensorflow as tf
@@ -127,9 +108,8 @@ def decode(values: Any) -> Any:
 def print_predictions(config: PredictConfig) -> None:
     """Prints the answers of an exported model to the texts of the flags."""
     config.require("saved_model_dir", "text")
-    print_responses(
-        LocalClient(config.saved_model_dir), config, config.saved_model_dir
-    )
+    client = LocalClient(config.saved_model_dir)
+    print_responses(client, config, config.saved_model_dir)
 
 
 def _read_serving(saved_model_dir: str) -> dict[str, Any]:
@@ -182,13 +162,13 @@ def _print_filled(
     client: Client, signatures: Sequence[str], texts: Sequence[str]
 ) -> None:
     """Prints each text and the most probable pieces of its masks."""
-    if FILL_MASK + TEXT not in signatures:
+    if "fill_mask_text" not in signatures:
         raise _lacks(
             "masks can be filled only by a model with text signatures",
             signatures,
             "Export the run again without --notext_signatures.",
         )
-    answer = client.predict(FILL_MASK + TEXT, {"text": texts})
+    answer = client.predict("fill_mask_text", {"text": texts})
     for text, *rows in zip(
         texts, answer["top_pieces"], answer["top_probabilities"], strict=True
     ):
@@ -207,7 +187,7 @@ def _print_order(
 ) -> None:
     """Prints the probability that the second text of each pair follows."""
     for sentence in SENTENCE_SIGNATURES.values():
-        if sentence.name + TEXT_PAIR in signatures:
+        if f"{sentence.name}_text_pair" in signatures:
             break
     else:
         raise _lacks(
@@ -218,7 +198,7 @@ def _print_order(
         )
     second_texts = texts.second_texts()
     answer = client.predict(
-        sentence.name + TEXT_PAIR,
+        f"{sentence.name}_text_pair",
         {"text": texts.text, "text_pair": second_texts},
     )
     for first, second, probability in zip(
@@ -240,19 +220,15 @@ class Task(NamedTuple):
 
 
 _TASKS = (
-    Task(CLASSIFY + TEXT, "classification", ("text",)),
-    Task(PREDICT_VALUE + TEXT, "regression", ("text",)),
-    Task(CHOOSE + TEXT, "multiple choice", ("text", "question", "choice")),
-    Task(SCORE_SPANS, "question answering", ("text", "question")),
+    Task("classify_text", "classification", ("text",)),
+    Task("predict_value_text", "regression", ("text",)),
+    Task("choose_text", "multiple choice", ("text", "question", "choice")),
+    Task("score_spans", "question answering", ("text", "question")),
 )
 
 
 def find_task(signatures: Sequence[str]) -> Task | None:
-    """Finds the task of a fine-tuned model.
-
-    Returns:
-        The task; None if the model is not fine-tuned, or does not take text.
-    """
+    """The task of a fine-tuned model; None for others, or without text."""
     for task in _TASKS:
         takes_pairs = f"{task.signature}_pair" in signatures
         pair = ("text_pair",) if takes_pairs else ()
@@ -288,8 +264,8 @@ def ask(
     """
     _check(task, texts)
     pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]
-    if task.signature == SCORE_SPANS:
-        return _answer_questions(client, pairs, saved_model_dir)
+    if task.signature == "score_spans":
+        return list(_answer_questions(client, pairs, saved_model_dir))
     contexts, questions = ([p[i] for p in pairs] for i in (0, 1))
     inputs: dict[str, Sequence[Any]] = {"text": contexts}
     if "question" in task.needs:
@@ -336,13 +312,8 @@ def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _answer_questions(
     client: Client, pairs: Sequence[tuple[str, str]], saved_model_dir: str
-) -> list[dict[str, Any]]:
-    """Answers questions as `run_finetuning --mode=predict` does.
-
-    Args:
-        pairs: Each document and question.
-        saved_model_dir: Has the vocabulary, and the settings in serving.json.
-    """
+) -> Iterator[dict[str, Any]]:
+    """Answers questions, after their documents, as `--mode=predict` does."""
     if not saved_model_dir:
         raise UserError(
             "--saved_model_dir is required to ask a model for question "
@@ -381,23 +352,19 @@ def _answer_questions(
     for begin in range(0, len(rows), _MAX_WINDOWS):
         part = rows[begin : begin + _MAX_WINDOWS]
         inputs = {n: [row[n][:longest].tolist() for row in part] for n in names}
-        parts.append(client.predict(SCORE_SPANS, inputs))
+        parts.append(client.predict("score_spans", inputs))
     scores = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
     for name, values in scores.items():
         if values.dtype.kind == "f":
             # Sums of float32 numbers are those of --mode=predict.
             scores[name] = values.astype(np.float32)
-    answers = []
     for answer in find_answers(questions, maker, scores):
         text, best = answer.text(null_threshold), answer.candidates[0]
-        answers.append(
-            {
-                "answer": text,
-                "end": best.end if text else 0,
-                "null_odds": float(np.float32(answer.null_odds)),
-                "null_score": answer.null_score,
-                "score": best.score,
-                "start": best.begin if text else 0,
-            }
-        )
-    return answers
+        yield {
+            "answer": text,
+            "end": best.end if text else 0,
+            "null_odds": float(np.float32(answer.null_odds)),
+            "null_score": answer.null_score,
+            "score": best.score,
+            "start": best.begin if text else 0,
+        }

@@ -152,14 +152,10 @@ class TextTokenizer(tf.Module):
 
 
 class PackedTexts(NamedTuple):
-    """Texts as inputs of the model.
+    """Texts as inputs of the model, int32, `(batch, length)`.
 
-    Attributes:
-        input_ids: int32, `(batch, length)`; the length is that of the longest
-            text, or 1 without texts. Padding holds `<pad>`.
-        input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
-        segment_ids: int32, `(batch, length)`; 1 for the second text and its
-            `[SEP]`, 0 elsewhere.
+    The length is that of the longest text, or 1 without texts. Padding holds
+    `<pad>`, 0 and 0.
     """
 
     input_ids: tf.Tensor

@@ -79,7 +79,7 @@ def test_settings_that_a_command_finds_have_no_flag():
     """The task gives the labels, for example; fine-tuning uses no masks."""
     flags_of_finetuning = set(defined(FinetuningConfig))
     assert not flags_of_finetuning & {"ngram", "input_file", "labels", "kind"}
-    assert {"task", "squad_head", "num_runs"} < flags_of_finetuning
+    assert {"task", "squad_head", "checkpoint"} < flags_of_finetuning
     with pytest.raises(UserError, match="albert_config_file is required"):
         parse(FinetuningConfig, "--model=hidden_size=8")
 

@@ -1,6 +1,5 @@
 """Files in the layouts of official ones and of one's own, and bad input."""
 
-import csv
 import json
 import pathlib
 import re
@@ -356,7 +355,7 @@ REFUSED = [
         "race",
         "1.txt",
         race(options=[["a"] * 3] * 2),
-        "4 choi.*3 in high1.txt-0",
+        "4 choi.*: 3 choices.*, in high1.txt-0",
     ),
     ("race", "1.txt", race(answers=["A", "E"]), "choice 4, .*, in high1.txt-1"),
     (
@@ -517,12 +516,10 @@ def test_a_line_that_is_nested_too_deeply_is_malformed(tmp_path):
 
 def test_a_long_document_is_read(tmp_path):
     """The csv module by default refuses more than 131,072 characters."""
-    limit = csv.field_size_limit()
     text = f'"{"word " * 40_000}",1'
     path = write(tmp_path, "t.csv", "text,label", text, "a,0")
     found = read_file("classification", path)
     assert [len(e.text) for e in found.examples] == [200_000, 1]
-    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -110,11 +110,6 @@ def test_two_answers_without_words_differ_between_the_versions():
     assert score_answers(asked, {"q": ""})["exact"] == 0
 
 
-def test_if_no_threshold_beats_null_the_threshold_is_0():
-    scores = score_answers([question("c")], {"c": "cow"}, {"c": -5.0})
-    assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, 0)
-
-
 OFFICIAL = json.loads(SCORES_FILE.read_text())
 
 
@@ -150,8 +145,6 @@ def test_predictions_for_other_questions_are_refused():
     with pytest.raises(UserError, match=r"none for 1 of 2 questions: q2"):
         score_answers(asked, {"q1": "dog"})
     both = {"q1": "dog", "q2": "dog"}
-    with pytest.raises(UserError, match=r"null_odds_file must .* q1"):
-        score_answers(asked, both, {"q2": 0.0})
     with pytest.raises(UserError, match=r"predictions_file .*None for q1"):
         score_answers(asked, both | {"q1": None})
 
@@ -189,27 +182,28 @@ def answers(squad):
     ]
 
 
-def test_written_answers_are_scored(tmp_path, answers, caplog):
-    """A null threshold may have replaced answers already. The warning names
-    the flag for the answers without it."""
-    path, odds = tmp_path / "predictions.json", str(tmp_path / "null_odds.json")
+def test_written_answers_are_scored(tmp_path, answers, capsys):
+    """The command prints one JSON object."""
+
+    def printed():
+        main(
+            ScoreConfig(
+                task=ColumnsConfig(task="squad_v2"),
+                data_file=SQUAD,
+                predictions_file=str(tmp_path / "predictions.json"),
+            )
+        )
+        return json.loads(capsys.readouterr().out)
 
     write_answers(str(tmp_path), answers)
-    scores = scores_of("squad_v2", SQUAD, path)
+    scores = printed()
     assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (100, 0)
     assert scores["exact"] == pytest.approx(100 * 55 / 114)
-    with_odds = scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
-    assert with_odds["exact"] == with_odds["best_f1"] == 100
-    assert with_odds["best_f1_thresh"] == -2
     (nbest,) = json.loads((tmp_path / "nbest.json").read_text())[answers[0].id]
     values = {"begin": 0, "end": 5, "score": 1.5, "probability": 1.0}
     assert nbest == {"text": answers[0].text(), **values}
-    assert "--best_answers_file" not in caplog.text
-
     write_answers(str(tmp_path), answers, null_threshold=0.0)
-    assert scores_of("squad_v2", SQUAD, path)["exact"] == 100
-    scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
-    assert "--best_answers_file" in caplog.text
+    assert printed()["exact"] == 100
 
 
 def test_predictions_of_classes_are_written_and_scored(tmp_path):
@@ -304,34 +298,6 @@ def test_a_predicted_class_may_be_missing_from_the_data_file(
     predictions.write_text("\n".join(lines).replace("neutral", ""))
     with pytest.raises(UserError, match=r"prediction in .* must be one of"):
         scores_of("classification", data, predictions)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "best_answers_file needs null_odds_file"),
-        (
-            {"null_odds_file": "n.json", "na_prob_thresh": 2.0},
-            "na_prob_thresh must not be combined with best_answers_file",
-        ),
-    ],
-)
-def test_settings_that_best_answers_exclude_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        ScoreConfig(best_answers_file="b.json", **settings)
-
-
-def test_the_command_prints_one_json_object(tmp_path, answers, capsys):
-    write_answers(str(tmp_path), answers)
-    predictions = str(tmp_path / "predictions.json")
-    main(
-        ScoreConfig(
-            task=ColumnsConfig(task="squad_v2"),
-            data_file=SQUAD,
-            predictions_file=predictions,
-        )
-    )
-    assert json.loads(capsys.readouterr().out)["HasAns_exact"] == 100
 
 
 def test_predictions_for_both_levels_of_race_are_scored(tmp_path):

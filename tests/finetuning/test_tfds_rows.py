@@ -123,8 +123,7 @@ COLOURS = [
 def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
     split, training, predicted, store
 ):
-    """Those for evaluation are called validation and test. Several runs that
-    predict need the first, since a --dev_file cannot be added."""
+    """Those for evaluation are called validation and test."""
     splits = {"train": COLOURS, split: COLOURS}
     where = store(f"own_{split}", features(["red", "blue"], "text"), **splits)
     config = FinetuningConfig().replace(task="classification", **where)
@@ -134,11 +133,6 @@ def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
     for mode, expected in (("predict", predicted), ("eval", "dev")):
         found = splits_to_predict(config.replace(mode=mode), task)
         assert found == [expected]
-    if split != "validation":
-        several = config.replace(mode="train_and_predict", num_runs=2)
-        message = "files instead of --tfds, with a --dev"
-        with pytest.raises(UserError, match=message):
-            read_training_sets(several, task)
 
 
 def test_questions_of_squad_have_answers_or_none(store):

@@ -8,15 +8,10 @@ from albert_tf.training.evaluate import Evaluator
 from tests.helpers import tpu_bridge
 from tests.helpers.random_task import HEADS, make_task
 
-# Arrays that the evaluator gathers. Spans: logits of starts and ends; with a
-# beam, starts and ends of the beam, each with its scores, and the logit of "no
-# answer", in place of these logits.
-NUM_PREDICTIONS = {
-    "regression": 1,
-    "multiple_choice": 1,  # whose choices are classes
-    "question_answering": 2,
-    "question_answering_beam": 5,
-}
+# Arrays that the evaluator gathers: logits of choices, which are classes; or
+# starts and ends of the beam, each with its scores, and the logit of "no
+# answer".
+NUM_PREDICTIONS = {"multiple_choice": 1, "question_answering_beam": 5}
 
 
 @pytest.fixture
@@ -62,8 +57,6 @@ def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
 
     tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == 0
-    # The sums of the task, and the gathered predictions, which the bridge also
-    # lowers to sums.
-    num_sums = 2 if kind == "regression" else 3  # it counts nothing as correct
-    expected = num_sums + NUM_PREDICTIONS[kind]
-    assert program.num_sums_over_replicas == expected
+    # The three sums of the task, and the gathered predictions, which the bridge
+    # also lowers to sums.
+    assert program.num_sums_over_replicas == 3 + NUM_PREDICTIONS[kind]

@@ -8,9 +8,8 @@ import numpy as np
 
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import FinetuningDataConfig
-from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.features import find_or_write, task_features
-from albert_tf.finetuning.objective import Finetuning
+from albert_tf.finetuning.features import task_features, write
+from albert_tf.finetuning.objective import BaseModel, Finetuning
 from tests.helpers import tiny_task
 
 LENGTH, NUM_RECORDS = 24, 30
@@ -69,13 +68,8 @@ def make_task(
         }
 
     records = list(map(make_record, range(NUM_RECORDS)))
-    files = find_or_write(
-        str(directory),
-        {"train": lambda: records, "dev": lambda: records},
-        head,
-        LENGTH,
-        {"head": str(head)},
-    )
+    splits = {"train": records, "dev": records}
+    files = write(str(directory), splits, head, LENGTH)
     config = FinetuningConfig(
         model=dataclasses.replace(
             tiny_task.MODEL,

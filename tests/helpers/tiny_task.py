@@ -125,22 +125,18 @@ def write_examples(directory: pathlib.Path) -> pathlib.Path:
 
 def make_config(
     kind: str,
-    directory: pathlib.Path,
-    run_dir: pathlib.Path,
+    directory: pathlib.Path | str,
+    run_dir: pathlib.Path | str,
     **changes: object,
 ) -> FinetuningConfig:
     """Settings of a run that is evaluated on its training examples.
 
-    Args:
-        kind: Kind of the task.
-        directory: With `model` and the examples.
-        run_dir: `--output_dir`.
-        changes: Values by setting, in any group.
+    `directory` has `model` and the examples.
     """
     values = {
         "task": kind,
-        "train_file": str(directory / f"{kind}.jsonl"),
-        "dev_file": str(directory / f"{kind}.jsonl"),
+        "train_file": f"{directory}/{kind}.jsonl",
+        "dev_file": f"{directory}/{kind}.jsonl",
         "text_pair_column": "pair" if kind == "regression" else "",
         "choice_columns": ("choices",) if kind == "multiple_choice" else (),
         "max_seq_length": 96,
@@ -153,7 +149,7 @@ def make_config(
         "num_train_steps": 150,
         "steps_per_loop": 50,
         "strategy": "one_device",
-        "init_checkpoint": str(directory / "model"),
+        "init_checkpoint": f"{directory}/model",
         "output_dir": str(run_dir),
         "classifier_dropout": 0.0,
         **changes,

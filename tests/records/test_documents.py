@@ -246,7 +246,7 @@ def test_perfect_scores_give_every_answer(tokenizer, squad, length, head):
         squad,
         {answer.id: answer.text(0.0) for answer in answers},
         {answer.id: answer.null_odds for answer in answers},
-        na_prob_thresh=0.0,
+        null_threshold=0.0,
     )
     assert scores["HasAns_exact"] == scores["NoAns_exact"] == 100
     assert (scores["HasAns_total"], scores["NoAns_total"]) == (55, 59)

@@ -28,29 +28,22 @@ def run_dir(tmp_path_factory):
 def exported(run_dir, tmp_path_factory):
     """A function: the export of a pretrained run.
 
-    "sop" has all signatures and `top_k=4`, "without_text" none of text. "nsp"
-    and "none" are of bfloat16 runs whose records have no metadata.
+    "sop" has all signatures and `top_k=4`. "nsp" is of a bfloat16 run whose
+    records have no metadata.
     """
 
     @functools.cache
     def of(name):
         directory = tmp_path_factory.mktemp(name)
-        source, settings = run_dir, {}
-        if name == "sop":
-            settings = {"top_k": 4}
-        elif name == "without_text":
-            settings = {"text_signatures": False}
-        else:
-            source = directory / "run"
+        source, settings = run_dir, {"top_k": 4}
+        if name == "nsp":
+            source, settings = directory / "run", {}
             write_run(source, name, steps=(20,), precision="mixed_bfloat16")
             write_records_files(source)
             (source / "records_metadata.json").unlink()
         saved_model = directory / "saved_model"
-        export(
-            ExportConfig(
-                run_dir=str(source), export_dir=str(saved_model), **settings
-            )
-        )
+        settings |= {"run_dir": str(source), "export_dir": str(saved_model)}
+        export(ExportConfig(**settings))
         return saved_model
 
     return of

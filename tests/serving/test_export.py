@@ -15,14 +15,20 @@ from albert_tf.config import (
     TaskConfig,
 )
 from albert_tf.errors import UserError
+from albert_tf.interop.formats import make_model
+from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import trained_model
 from albert_tf.runs.directory import load_config, write_config
-from albert_tf.serving.export import export
+from albert_tf.serving.export import (
+    export,
+    make_signatures,
+    make_task_signatures,
+)
+from albert_tf.serving.text_tokenizer import TextTokenizer
 from tests.helpers.exports import (
     MODEL,
-    NULL_THRESHOLD,
     answer_as_served,
     write_run,
     write_task_run,
@@ -220,7 +226,7 @@ def test_batch_size_and_length_are_free_and_padding_has_no_effect(served):
 def test_a_sequence_longer_than_the_model_is_refused(served):
     """No other error comes first, however the operations are scheduled."""
     batch = make_batch(examples=2, length=20)
-    for _ in range(200):
+    for _ in range(50):
         with pytest.raises(
             tf.errors.InvalidArgumentError, match="at most 19 tokens"
         ):
@@ -289,24 +295,28 @@ def test_the_step_can_be_chosen_and_replaces_an_earlier_export(
     np.testing.assert_allclose(biases, [bias], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("objective", "signatures"),
-    [("nsp", {"next_sentence", "next_sentence_text_pair"}), ("none", set())],
-)
-def test_signatures_follow_the_sentence_objective(
-    exported, objective, signatures
-):
+def test_signatures_follow_the_sentence_objective(exported):
     """A bfloat16 run answers in float32; its records have no metadata."""
-    export_dir = exported(objective)
+    export_dir = exported("nsp")
     model = tf.saved_model.load(str(export_dir))
     always = {"serving_default", "encode", "fill_mask"}
-    always |= {"encode_text", "encode_text_pair", "fill_mask_text"}
-    assert set(model.signatures) == always | signatures
-    outputs = call(model, "encode", make_batch(examples=2, length=5))
-    assert ("pooled_output" in outputs) == (objective == "nsp")
+    texts = {"encode_text", "encode_text_pair", "fill_mask_text"}
+    texts |= {"next_sentence", "next_sentence_text_pair"}
+    assert set(model.signatures) == always | texts
+    batch = make_batch(examples=2, length=5)
+    outputs = call(model, "encode", batch)
+    assert set(outputs) == {"sequence_output", "pooled_output"}
     assert {value.dtype for value in outputs.values()} == {tf.float32}
     note = json.loads((export_dir / "assets.extra/serving.json").read_text())
     assert note["vocabulary_kind"] == "published" and note["do_lower_case"]
+
+    pretrainer = AlbertPretrainer(MODEL, "none")
+    pretrainer.build()
+    signatures = make_signatures(pretrainer, top_k=4, max_seq_length=17)
+    assert set(signatures) == always
+    del batch["masked_lm_positions"]
+    outputs = signatures["encode"](*as_int32(batch).values())
+    assert set(outputs) == {"sequence_output"}
 
 
 def test_an_export_without_text_needs_neither_tensorflow_text_nor_vocabulary(
@@ -379,49 +389,36 @@ def test_warm_up_calls_every_signature(name, request):
 # --- fine-tuned models -------------------------------------------------------
 
 
-def describe(run_dir, directory, **settings):
-    """The content of serving.json, and the names of the signatures."""
-    export(
-        ExportConfig(
-            run_dir=str(run_dir), export_dir=str(directory), **settings
-        )
-    )
-    serving = (directory / "assets.extra" / "serving.json").read_text()
-    names = set(tf.saved_model.load(str(directory)).signatures)
-    return json.loads(serving), names - {"serving_default"}
-
-
-def test_a_client_is_told_how_to_find_answers(tmp_path):
+@pytest.mark.parametrize(
+    ("task", "settings", "threshold", "length"),
+    [
+        (TaskConfig(doc_stride=128), {"null_threshold": "0"}, 0, 96),
+        (TaskConfig("squad_v1", doc_stride=20), {}, None, 64 + 3 + 20),
+    ],
+)
+def test_a_client_is_told_how_to_find_answers(
+    tmp_path, task, settings, threshold, length
+):
     """The threshold of the run, unless a setting replaces it; and a length
     with room for a context, where the texts of training were short."""
-    run_dir = tmp_path / "run"
-    write_task_run("beam", run_dir)
-    serving, names = describe(run_dir, tmp_path / "export")
+    run_dir = str(tmp_path / "run")
+    write_task_run("beam", tmp_path / "run")
+    config = load_config(run_dir, FinetuningConfig)
+    stored = dataclasses.replace(config, task=task)
+    write_config(run_dir, stored.replace(max_seq_length=64))
+    where = {"run_dir": run_dir, "export_dir": f"{tmp_path}/export"}
+    export(ExportConfig(**where, **settings))
+    note = tmp_path / "export/assets.extra/serving.json"
+    serving = json.loads(note.read_text())
     assert serving["question_answering"] == {
         "squad_head": "beam",
-        "null_threshold": NULL_THRESHOLD["beam"],
-        "doc_stride": 40,
-        "max_query_length": 14,
-        "max_answer_length": 9,
-        "n_best_size": 5,
+        "null_threshold": threshold,
+        "doc_stride": task.doc_stride,
+        "max_query_length": 64,
+        "max_answer_length": 30,
+        "n_best_size": 20,
     }
-    assert names == {"score_spans"}
-    config = load_config(str(run_dir), FinetuningConfig)
-    for task, settings, threshold, length in (
-        (TaskConfig(doc_stride=128), {"null_threshold": "-1e3"}, -1000, 96),
-        (TaskConfig("squad_v1", doc_stride=20), {}, None, 64 + 3 + 20),
-        (
-            TaskConfig(doc_stride=128),
-            {"null_threshold": "0", "max_seq_length": 70},
-            0,
-            70,
-        ),
-    ):
-        stored = dataclasses.replace(config, task=task)
-        write_config(str(run_dir), stored.replace(max_seq_length=64))
-        serving, _ = describe(run_dir, tmp_path / "export", **settings)
-        assert serving["question_answering"]["null_threshold"] == threshold
-        assert serving["max_seq_length"] == length
+    assert serving["max_seq_length"] == length
 
 
 @pytest.mark.parametrize(
@@ -435,14 +432,10 @@ def test_a_client_is_told_how_to_find_answers(tmp_path):
 def test_a_run_of_pairs_takes_pairs_only(task, signatures, tmp_path):
     """And a run of single texts only these. The texts of a converted run are
     unknown."""
-    write_task_run("classification", tmp_path / "run")
-    run_dir = str(tmp_path / "run")
-    stored = load_config(run_dir, FinetuningConfig)
-    write_config(
-        run_dir, dataclasses.replace(stored, task=TaskConfig(task=task))
-    )
-    _, names = describe(run_dir, tmp_path / "export")
-    assert names == {"classify", *signatures}
+    model = make_model(write_task_run("classification", tmp_path / "run"))
+    run = FinetuningConfig(task=TaskConfig(task=task))
+    found = make_task_signatures(model, run, TextTokenizer(str(VOCABULARY)))
+    assert set(found) == {"serving_default", "classify", *signatures}
 
 
 # --- refusals ----------------------------------------------------------------
@@ -503,14 +496,10 @@ def test_only_an_earlier_export_is_replaced(run_dir, tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "irreplaceable"
 
 
-def test_runs_of_question_answering_that_do_not_fit_are_refused(
-    tmp_path, refused
-):
-    run = tmp_path / "run-1"
-    write_task_run("plain", run)
-    refused(r"has several runs .*/run-1\. ", run_dir=str(tmp_path))
+def test_a_question_must_leave_room_for_its_context(tmp_path, refused):
+    write_task_run("plain", tmp_path / "run")
     refused(
         "above max_query_length . 3.* Received: 17 and 14",
-        run_dir=str(run),
+        run_dir=str(tmp_path / "run"),
         max_seq_length=17,
     )

@@ -14,6 +14,7 @@ from albert_tf.serving.predict import (
     ask,
     find_task,
     print_predictions,
+    print_responses,
 )
 from tests.helpers.exports import filled_lines
 
@@ -40,33 +41,69 @@ def test_the_command_fills_masks_without_model_code(exported, served):
     assert len(printed) == 2 + 3
 
 
-@pytest.mark.parametrize(
-    ("signature", "texts", "message"),
-    [
-        (
-            "score_spans",
-            {"text": ("a",)},
-            "question answering must be given text, question. Received: text. "
-            "Set --text=... --question=...",
-        ),
-        (
-            "classify_text_pair",
-            {"text": ("a",)},
-            "of pairs must be given text, text_pair. Received: text. "
-            "Set --text=... --text_pair=...",
-        ),
-        (
-            "classify_text",
-            {"text": ("a",), "text_pair": ("b",)},
-            "must be given text. Received: text, text_pair. Set --text=..., "
-            "and omit --text_pair",
-        ),
-    ],
-)
-def test_texts_of_another_task_are_refused(signature, texts, message):
-    task = find_task(["serving_default", signature])
+class Signatures:
+    """A `Client` of a model that has these signatures and answers nothing."""
+
+    def __init__(self, *names):
+        self.names = ["serving_default", *names]
+
+    def list_signatures(self):
+        return self.names
+
+
+# Signatures, texts, and the error.
+REFUSED = [
+    (
+        *("score_spans", {}),
+        "question answering must be given text, question. Received: text. "
+        "Set --text=... --question=...",
+    ),
+    (
+        *("classify_text_pair", {}),
+        "of pairs must be given text, text_pair. Received: text. "
+        "Set --text=... --text_pair=...",
+    ),
+    (
+        *("classify_text", {"text_pair": ("b",)}),
+        "must be given text. Received: text, text_pair. Set --text=..., and "
+        "omit --text_pair",
+    ),
+    ("fill_mask", {}, "Export the run again without --notext_signatures."),
+    (
+        *("fill_mask", {"text_pair": ("b",)}),
+        "without --notext_signatures. It must be trained with --sentence_objec",
+    ),
+    (
+        *("fill_mask_text", {"text_pair": ("b",)}),
+        "a sentence head and text signatures. Received: the signatures serving",
+    ),
+    (
+        *("fill_mask", {"question": ("b",)}),
+        "Omit --question and --choice, or export a fine-tuned run",
+    ),
+]
+
+
+@pytest.mark.parametrize(("signature", "texts", "message"), REFUSED)
+def test_texts_that_a_model_does_not_take_are_refused(
+    signature, texts, message
+):
+    texts = TextsConfig(**{"text": ("a [MASK]",)} | texts)
     with pytest.raises(UserError, match=re.escape(message)):
-        ask(None, task, TextsConfig(**texts))
+        print_responses(Signatures(signature), texts, "")
+
+
+def test_questions_need_the_vocabulary_of_the_export(export_dir):
+    texts = TextsConfig(text=("a",), question=("b",))
+    for directory, message in [
+        ("", "saved_model_dir is required.* Give a copy of the export"),
+        ("tests", "must be a SavedModel of albert_tf"),
+        (str(export_dir), "have question_answering.* Export the run again"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            print_responses(Signatures("score_spans"), texts, directory)
+    with pytest.raises(UserError, match=r"once per text. Received: 2 for 3"):
+        PredictConfig(text=("a", "b", "c"), text_pair=("d", "e"))
 
 
 @pytest.mark.slow
@@ -114,48 +151,3 @@ def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 15
     assert last == "    2 [MASK] beyond the model's max_seq_length"
-
-
-@pytest.mark.parametrize(
-    ("name", "texts", "message"),
-    [
-        ("without_text", {}, r"again without --notext_signatures\."),
-        (
-            "without_text",
-            {"text_pair": ("b",)},
-            "sentence head.* without --notext.*--sentence_objective=sop",
-        ),
-        ("none", {"text_pair": ("b",)}, "sentence head.*fill_mask_text"),
-        (
-            "without_text",
-            {"question": ("b",)},
-            "fine-tuned model.* Omit --question and --choice, or export",
-        ),
-    ],
-)
-def test_texts_that_an_export_does_not_take_are_refused(
-    exported, name, texts, message
-):
-    config = PredictConfig(
-        saved_model_dir=str(exported(name)), text=("a [MASK]",), **texts
-    )
-    with pytest.raises(UserError, match=message):
-        print_predictions(config)
-
-
-@pytest.mark.slow
-def test_questions_need_the_vocabulary_of_the_export(exported_task, exported):
-    client = exported_task("plain").client
-    texts = TextsConfig(text=("a",), question=("b",))
-    for directory, message in [
-        ("", "saved_model_dir is required.* Give a copy of the export"),
-        ("tests", "must be a SavedModel of albert_tf"),
-        (
-            str(exported("sop")),
-            "have question_answering.* Export the run again",
-        ),
-    ]:
-        with pytest.raises(UserError, match=message):
-            ask(client, find_task(client.list_signatures()), texts, directory)
-    with pytest.raises(UserError, match=r"once per text. Received: 2 for 3"):
-        PredictConfig(text=("a", "b", "c"), text_pair=("d", "e"))
