@@ -136,7 +136,7 @@ def make_records(
 
     A question has a record for each window of its document. A question whose
     answer cannot be found is reported to `examples`; in training, it has no
-    record. Sequences are padded to `max_seq_length`.
+    record.
 
     Raises:
         UserError: If the lengths leave no room for a document, or an answer
@@ -232,11 +232,9 @@ class FeatureFiles(NamedTuple):
     """A directory of features.
 
     Attributes:
-        max_seq_length: Length of every sequence.
         splits: Number of records by file name, by split.
         checksums: SHA-256 by file name.
-        constant_loss: By split, the least loss of predictions that do not
-            depend on the input: chance, if labels are balanced.
+        constant_loss: By split, the loss at chance; see `constant_loss`.
         inputs_sha256: SHA-256 of everything that determines the features.
     """
 

@@ -34,6 +34,7 @@ from albert_tf.finetuning.objective import (
     find_base_model,
 )
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.io.artifact import differences
 from albert_tf.io.files import write_json
 from albert_tf.io.ownership import Owner
 from albert_tf.records.documents import WindowMaker, find_answers
@@ -102,19 +103,12 @@ class Scorer:
 
 
 class Inputs(NamedTuple):
-    """What trainings and predictions need.
+    """What trainings and predictions need."""
 
-    Attributes:
-        config: Complete settings, with model, head, lengths and files.
-        base: The vocabulary, and the initial weights.
-        files: The features of the splits.
-        scorers: Of the splits.
-    """
-
-    config: FinetuningConfig
+    config: FinetuningConfig  # complete: with model, head, lengths and files
     base: BaseModel
     files: FeatureFiles
-    scorers: Mapping[str, Scorer]
+    scorers: Mapping[str, Scorer]  # by split
 
 
 def run(config: FinetuningConfig, began: float | None = None) -> int:
@@ -298,34 +292,22 @@ def task_of_run(config: FinetuningConfig, task: Task) -> Task:
             received=f"--task={task.name} with {texts[bool(has_pairs)]}",
             remedy=remedy if task.name in KINDS else "",
         )
-    _warn_of_other_lengths(stored, config)
-    return dataclasses.replace(task, num_choices=head.num_choices)
-
-
-def _warn_of_other_lengths(
-    stored: FinetuningConfig, config: FinetuningConfig
-) -> None:
-    """Warns if texts are cut otherwise than in training."""
-    changed = [
-        f"--{name} was {before} and is {now}"
-        for name in ("doc_stride", "max_query_length", "max_qa_length")
-        for before in [getattr(stored.task, name)]
-        for now in [getattr(config.task, name)]
-        if before != now
-    ]
+    names = ("doc_stride", "max_query_length", "max_qa_length")
+    before, now = (
+        {name: getattr(settings.task, name) for name in names}
+        for settings in (stored, config)
+    )
     # A run stores the length of its longest sequence, so a larger
     # max_seq_length may be that of the training.
-    before, now = stored.data.max_seq_length, config.data.max_seq_length
-    if now < before:
-        changed.append(
-            f"sequences had up to {before} tokens and --max_seq_length is {now}"
-        )
-    if changed:
+    before["max_seq_length"] = longest = stored.data.max_seq_length
+    now["max_seq_length"] = min(longest, config.data.max_seq_length)
+    if changed := differences(before, now):
         logging.warning(
             "texts are cut otherwise than in the training of %s, which can "
             "lower the scores: %s",
-            *(config.training.output_dir, "; ".join(changed)),
+            *(run_dir, "; ".join(changed)),
         )
+    return dataclasses.replace(task, num_choices=head.num_choices)
 
 
 # --- features ----------------------------------------------------------------
@@ -342,9 +324,7 @@ def _resolve(
 ) -> Inputs:
     """Writes or finds the features of examples, and completes the settings.
 
-    Args:
-        threshold: Null odds above which a question has no answer.
-        scratch: Where to write the features; "" for `output_dir`.
+    `scratch` is where to write the features; "" for `output_dir`.
     """
     find_features = functools.partial(
         features.find_or_write, config, head, base.tokenizer, sets, scratch

@@ -127,12 +127,7 @@ def _read_serving(saved_model_dir: str) -> dict[str, Any]:
 def print_responses(
     client: Client, texts: TextsConfig, saved_model_dir: str
 ) -> None:
-    """Prints the predictions of a model for texts.
-
-    A fine-tuned model solves its task; a JSON object is printed for each
-    answer. A pretrained model fills masks or, given `text_pair`, says how
-    probable it is that this text follows. `saved_model_dir`: see `ask`.
-    """
+    """Prints the predictions of a model for texts; see `albert_tf.predict`."""
     signatures = client.list_signatures()
     if task := find_task(signatures):
         for answer in ask(client, task, texts, saved_model_dir):
@@ -247,7 +242,6 @@ def ask(
     """Asks a fine-tuned model.
 
     Args:
-        task: What `find_task` returned.
         texts: The texts. Each question is asked about each text.
         saved_model_dir: The export of the model, for question answering.
 

@@ -3,15 +3,13 @@
 A SavedModel that holds a `TextTokenizer` takes strings wherever TensorFlow and
 the operations of tensorflow-text run.
 
-The ids equal those of `Tokenizer`. With a vocabulary of google-research/albert,
-a few characters are exceptions, because three versions of Unicode are in use.
-`Tokenizer` decomposes and lower-cases characters by the Unicode of Python
-(14.0 in 3.11). The graph decomposes by that of tensorflow-text (16.0 in 2.21),
-so characters that are newer than Python's become plain letters:
-U+1CCD6-U+1CCF9, outlined Latin; U+1E030-U+1E06D, raised Cyrillic; and three
-dozen letters of rare scripts. The graph lower-cases by the Unicode of
-TensorFlow (13.0 in 2.21), so the capitals U+2C2F, U+A7C0, U+A7D0, U+A7D6,
-U+A7D8 and U+10570-U+10595 do not change.
+The ids equal those of `Tokenizer`, except that three versions of Unicode treat
+a few characters of google-research/albert differently: `Tokenizer` has that of
+Python (14.0 in 3.11); the graph decomposes by that of tensorflow-text (16.0 in
+2.21), and lower-cases by that of TensorFlow (13.0 in 2.21). So newer characters
+become plain letters: U+1CCD6-U+1CCF9, outlined Latin; U+1E030-U+1E06D, raised
+Cyrillic; and three dozen letters of rare scripts. The capitals U+2C2F, U+A7C0,
+U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 do not change.
 """
 
 import importlib
@@ -57,12 +55,7 @@ def import_text_ops() -> ModuleType:
 
 
 class TextTokenizer(tf.Module):
-    """The `Tokenizer` of a vocabulary, as TensorFlow operations.
-
-    Args:
-        model_file: The SentencePiece model, local or gs://.
-        do_lower_case: See `tokenization.Tokenizer`.
-    """
+    """`Tokenizer(model_file, do_lower_case)` as TensorFlow operations."""
 
     def __init__(
         self, model_file: str, do_lower_case: bool | None = None
@@ -172,14 +165,11 @@ def pack(
 
     A text that is too long loses its end. Of a pair, the longer text is cut
     until both have the same length, then both are cut in turn, the second
-    first. The resulting lengths equal those of `data_prep`, which cuts at
-    either end.
+    first.
 
     Args:
-        max_length: Largest number of tokens in a row, `[CLS]` and `[SEP]`
-            included.
-        first: int32, `(batch, tokens)`.
-        second: int32, `(batch, tokens)`, or None.
+        max_length: Largest number of tokens, `[CLS]` and `[SEP]` included.
+        first, second: int32, `(batch, tokens)`.
     """
     if second is None:
         segments = [cut(first, tf.constant(max_length - 2, tf.int64))]
@@ -223,10 +213,7 @@ def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _unmark(pieces: list[str]) -> np.ndarray:
-    """Returns, for each piece, the id of its spelling without the word mark.
-
-    It is `_DROPPED` where nothing remains.
-    """
+    """Ids of the pieces without word mark; `_DROPPED` if nothing remains."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     unmarked = np.arange(len(pieces), dtype=np.int32)
     for i, piece in enumerate(pieces):

@@ -167,20 +167,6 @@ def entry(number, answers=(), **more):
     }
 
 
-def test_squad_2_has_questions_without_answer(tmp_path):
-    write(
-        tmp_path,
-        "dev-v2.0.json",
-        squad(
-            entry(1, [("The dog", 0), ("dog", 4)], is_impossible=False),
-            entry(2, is_impossible=True, plausible_answers=[]),
-        ),
-    )
-    first, second = read(tmp_path, "squad_v2", "dev").examples
-    assert first.answers == (Answer("The dog", 0), Answer("dog", 4))
-    assert (second.answers, second.is_impossible) == ((), True)
-
-
 # By task, the header of its training file and a line of it.
 TABLES = {
     "cola": ("gj04 | 1 |  | A.",),

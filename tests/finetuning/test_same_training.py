@@ -9,22 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config.task import KINDS
-from albert_tf.input.batch_stream import BatchStream
 from albert_tf.interop.weight_names import list_weights
-from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_step import (
-    make_state,
-    make_train_steps,
-    metric_names,
-)
 from tests.helpers.random_task import HEADS, LENGTH, make_task
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.helpers import pytorch_training  # noqa: E402
+from tests.helpers import paired_training, pytorch_training  # noqa: E402
 
 pytestmark = pytest.mark.interop
 
@@ -46,24 +38,9 @@ CLASSES = {
 }
 
 
-def train_here(task):
-    """Trains with the trainer; returns each loss, and the initial weights."""
-    config, objective = task
-    strategy = make_strategy(config.distribution)
-    with strategy.scope():
-        state = make_state(config, objective)
-        train_steps = make_train_steps(strategy, state, config)
-    initial = {v.path: v.value.numpy() for v in state.model.variables}
-    batches = iter(
-        strategy.distribute_datasets_from_function(open_batches(task))
-    )
-    zeros = {n: tf.constant(0.0) for n in metric_names(config, objective)}
-    rates = DropoutRates(0.0, 0.0)
-    losses = []
-    for _ in range(config.training.num_train_steps):
-        steps = train_steps(batches, zeros, tf.constant(1), rates)
-        losses.append(float(steps.totals["loss"]))
-    return np.array(losses), initial
+def batches_of(task):
+    dataset = paired_training.make_dataset(*task)
+    return dataset(tf.distribute.InputContext())
 
 
 def first_outputs(task, initial):
@@ -71,7 +48,7 @@ def first_outputs(task, initial):
     model = task.objective.make_model()
     for variable in model.variables:
         variable.assign(initial[variable.path])
-    batch = next(iter(open_batches(task)(tf.distribute.InputContext())))
+    batch = next(iter(batches_of(task)))
     return {name: v.numpy() for name, v in model(batch).items()}
 
 
@@ -89,10 +66,8 @@ def train_in_pytorch(task, initial, **departures):
     parameters = dict(model.named_parameters())
     moments = pytorch_training.zero_moments(parameters)
     losses, first = [], {}
-    batches = open_batches(task)(tf.distribute.InputContext())
-    for step, batch in enumerate(
-        batches.take(config.training.num_train_steps).as_numpy_iterator()
-    ):
+    batches = batches_of(task).take(config.training.num_train_steps)
+    for step, batch in enumerate(batches.as_numpy_iterator()):
         model.zero_grad()
         outputs = run_pytorch(model, config.head, batch)
         if not step:
@@ -150,16 +125,6 @@ def run_pytorch(model, head, batch):
     )
 
 
-def open_batches(task):
-    stream = BatchStream(
-        task.objective.find_training_data(),
-        task.config.data,
-        task.config.training.seed,
-        format_of=task.objective.record_format,
-    )
-    return stream.open(0)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Task, losses and initial weights by kind; each trains once."""
@@ -167,7 +132,8 @@ def trained(tmp_path_factory):
     @functools.cache
     def train(kind):
         task = make_task(HEADS[kind], tmp_path_factory.mktemp(kind))
-        return task, *train_here(task)
+        ours = paired_training.train(*task, ("loss",))
+        return task, ours.losses[:, 0], ours.initial
 
     return train
 

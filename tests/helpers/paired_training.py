@@ -9,7 +9,7 @@ import tensorflow as tf
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.record_sets import find_training_data
+from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
@@ -26,7 +26,7 @@ class Training(NamedTuple):
     """The result of a training.
 
     Attributes:
-        losses: `LOSSES` of the batch of each step, `(steps, 2)`.
+        losses: Losses of the batch of each step, `(steps, names)`.
         initial, trained: Weights by path.
     """
 
@@ -35,24 +35,31 @@ class Training(NamedTuple):
     trained: Mapping[str, np.ndarray]
 
 
-def train(config: PretrainingConfig) -> Training:
+def train(
+    config: PretrainingConfig,
+    objective: Objective | None = None,
+    loss_names: tuple[str, ...] = LOSSES,
+) -> Training:
     """Trains all steps of a run with the trainer, without dropout."""
+    objective = objective or Pretraining(config)
     strategy = make_strategy(config.distribution)
     with strategy.scope():
-        state = make_state(config, Pretraining(config))
+        state = make_state(config, objective)
         train_steps = make_train_steps(strategy, state, config)
     variables = state.model.variables
     initial = {v.path: v.value.numpy() for v in variables}
     batches = iter(
-        strategy.distribute_datasets_from_function(_make_dataset(config))
+        strategy.distribute_datasets_from_function(
+            make_dataset(config, objective)
+        )
     )
-    names = metric_names(config, Pretraining(config))
+    names = metric_names(config, objective)
     zeros = {name: tf.constant(0.0) for name in names}
     rates = DropoutRates(0.0, 0.0)
     losses = []
     for _ in range(config.training.num_train_steps):
         steps = train_steps(batches, zeros, tf.constant(1), rates)
-        losses.append([float(steps.totals[name]) for name in LOSSES])
+        losses.append([float(steps.totals[name]) for name in loss_names])
     trained = {v.path: v.value.numpy() for v in variables}
     return Training(np.array(losses), initial, trained)
 
@@ -75,7 +82,9 @@ def train_in_pytorch(
         "num_warmup_steps": config.optimizer.num_warmup_steps,
         "num_train_steps": config.training.num_train_steps,
     }
-    dataset = _make_dataset(config)(tf.distribute.InputContext())
+    dataset = make_dataset(config, Pretraining(config))(
+        tf.distribute.InputContext()
+    )
     losses, trained = pytorch_training.train(
         config.model,
         initial,
@@ -105,6 +114,12 @@ def weight_difference(one: Training, other: Training) -> float:
     )
 
 
-def _make_dataset(config: PretrainingConfig) -> Any:
-    data = find_training_data(config)
-    return BatchStream(data, config.data, config.training.seed).open(0)
+def make_dataset(config: PretrainingConfig, objective: Objective) -> Any:
+    """The batches of a training, as a function of the input context."""
+    stream = BatchStream(
+        objective.find_training_data(),
+        config.data,
+        config.training.seed,
+        format_of=objective.record_format,
+    )
+    return stream.open(0)
