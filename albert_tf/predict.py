@@ -43,14 +43,15 @@ The command needs the SavedModel and tensorflow-text, but no model code.
 
 from albert_tf.cluster import versions
 from albert_tf.config import PredictConfig, flags
-from albert_tf.serving.predict import print_predictions
+from albert_tf.serving.predict import LocalClient, print_responses
 
 
 def main(config: PredictConfig) -> None:
     """Prints the answers of an exported model to the texts of the flags."""
     config.require("saved_model_dir", "text")
     versions.import_tensorflow()
-    print_predictions(config)
+    client = LocalClient(config.saved_model_dir)
+    print_responses(client, config, config.saved_model_dir)
 
 
 if __name__ == "__main__":

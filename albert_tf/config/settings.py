@@ -47,6 +47,11 @@ REMOVED_FLAGS: dict[str, str] = {
     "compile_timeout_s": "Start the command with the program timeout.",
     "table_only": "Run `make docs`, which writes the tables of the documents.",
     "accept_worse": "Every estimate is written: see git diff.",
+    "num_runs": "Give each run its own --seed and --output_dir; earlier runs "
+    "are in OUTPUT_DIR/run-1 and so on.",
+    "null_odds_file": "Use --mode=eval of run_finetuning, or SQuAD's script.",
+    "best_answers_file": "Score predictions.json alone.",
+    "na_prob_thresh": "Score predictions.json, made at the run's threshold.",
 }
 
 

@@ -320,8 +320,8 @@ def _check_rows(
     for row in good:
         used = [row.values.get(name) for name in (*needed, columns.id)]
         text = json.dumps(used, ensure_ascii=False, default=str)
-        if found := _SURROGATE.search(text):
-            code = f"U+{ord(found.group()):04X}"
+        if surrogate := _SURROGATE.search(text):
+            code = f"U+{ord(surrogate.group()):04X}"
             examples.report_bad(row.where, f"unpaired surrogate {code}")
         else:
             yield row

@@ -70,7 +70,6 @@ def export(config: ExportConfig) -> None:
             exceeds the vocabulary, or if text signatures are requested and the
             vocabulary or tensorflow-text is missing.
     """
-    config.require("run_dir", "export_dir")
     export_dir = config.export_dir.rstrip("/")
     _check_replaceable(export_dir)
     run, model, step = load_run(config.run_dir, config.checkpoint_step)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from albert_tf.config import PredictConfig, TaskConfig, TextsConfig
+from albert_tf.config import TaskConfig, TextsConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.documents import Question, WindowMaker, find_answers
@@ -103,13 +103,6 @@ def decode(values: Any) -> Any:
     if isinstance(values, list):
         return [decode(value) for value in values]
     return values.decode() if isinstance(values, bytes) else values
-
-
-def print_predictions(config: PredictConfig) -> None:
-    """Prints the answers of an exported model to the texts of the flags."""
-    config.require("saved_model_dir", "text")
-    client = LocalClient(config.saved_model_dir)
-    print_responses(client, config, config.saved_model_dir)
 
 
 def _read_serving(saved_model_dir: str) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
+from albert_tf import predict
 from albert_tf.config import PredictConfig, ServingClientConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.client import connect, main
-from albert_tf.serving.predict import print_predictions
 from tests.helpers.exports import answer_as_served, filled_lines
 
 TEXTS = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
@@ -168,7 +168,7 @@ def test_a_client_prints_what_predict_prints(name, exported_task, capsys):
     """For each kind of fine-tuned model, a line for each text and question."""
     task, texts = exported_task(name), TEXTS_OF[name]
     settings = {"saved_model_dir": task.saved_model_dir, **texts}
-    print_predictions(PredictConfig(**settings))
+    predict.main(PredictConfig(**settings))
     expected = capsys.readouterr().out
     answers = [json.loads(line) for line in expected.splitlines()]
     assert len(answers) == len(texts["text"]) * len(texts.get("question", "1"))

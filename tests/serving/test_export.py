@@ -16,7 +16,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.interop.formats import make_model
-from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import trained_model
@@ -464,7 +464,6 @@ def refused(run_dir, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"run_dir": ""}, "--run_dir is required"),
         ({"run_dir": "/absent"}, "config.json must exist"),
         ({"checkpoint_step": 30}, "Available steps: 20, 40"),
         ({"top_k": 42}, "top_k must be at most vocab_size"),

@@ -9,11 +9,11 @@ import pytest
 
 from albert_tf.config import PredictConfig, TextsConfig
 from albert_tf.errors import UserError
+from albert_tf.predict import main
 from albert_tf.serving.predict import (
     LocalClient,
     ask,
     find_task,
-    print_predictions,
     print_responses,
 )
 from tests.helpers.exports import filled_lines
@@ -25,8 +25,8 @@ def test_the_command_fills_masks_without_model_code(exported, served):
     texts = ["The [MASK] sat on [MASK].", "[MASK]"]
     program = (
         "import sys; from albert_tf.config import PredictConfig\n"
-        "from albert_tf.predict import print_predictions\n"
-        f"print_predictions(PredictConfig({tuple(texts)}, "
+        "from albert_tf.predict import main\n"
+        f"main(PredictConfig({tuple(texts)}, "
         f"saved_model_dir={str(exported('sop'))!r}))\n"
         "assert 'albert_tf.modeling' not in sys.modules\n"
     )
@@ -130,7 +130,7 @@ def test_a_pretrained_model_judges_pairs(
     config = PredictConfig(
         saved_model_dir=saved_model_dir, text=(first, second), text_pair=("It",)
     )
-    print_predictions(config)
+    main(config)
     outputs = LocalClient(saved_model_dir).predict(
         signature, {"text": [first, second], "text_pair": ["It", "It"]}
     )
@@ -147,7 +147,7 @@ def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
     config = PredictConfig(
         saved_model_dir=str(exported("sop")), text=("[MASK]" * 17,)
     )
-    print_predictions(config)
+    main(config)
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 15
     assert last == "    2 [MASK] beyond the model's max_seq_length"
