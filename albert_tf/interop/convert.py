@@ -1,9 +1,19 @@
-"""Reads a model in one format and writes it in another."""
+"""Reads a model in one format and writes it in another.
+
+With `verify`, compares the written model with the one that was read. A Hugging
+Face folder gets a model card, which lists architecture, data, settings and
+metrics from the run directory.
+"""
 
 import dataclasses
+import importlib
+import math
 import os
 import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -22,18 +32,32 @@ from albert_tf.config.task import (
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.formats import HUGGING_FACE, RUN
-from albert_tf.interop.hugging_face_config import NULL_THRESHOLD
-from albert_tf.interop.verify import verify
+from albert_tf.interop.hugging_face import (
+    KEY,
+    NULL_THRESHOLD,
+    TASKS,
+    class_name,
+)
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import (
     PARTIAL_SUFFIX,
+    exists,
     is_remote,
+    load_json_if_any,
     remove_directory,
+    write_bytes,
     write_json,
 )
-from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.features import CLS_ID, SEP_ID, TOKENIZER_FILE
 from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, write_checkpoint
-from albert_tf.runs.directory import NULL_THRESHOLD_FILE, write_config
+from albert_tf.runs.directory import (
+    CONFIG_FILE,
+    NULL_THRESHOLD_FILE,
+    RECORDS_METADATA_FILE,
+    load_config,
+    write_config,
+)
+from albert_tf.runs.log import DURATIONS, read_metrics
 
 
 def convert(config: ConvertConfig) -> None:
@@ -46,9 +70,7 @@ def convert(config: ConvertConfig) -> None:
     5. Rename the directory to `to`.
 
     Raises:
-        UserError: If there is no model at `from_`, if it is damaged or does
-            not match its architecture, if the target format cannot hold it,
-            or if `to` already has content.
+        UserError: If the conversion is refused; see docs/converting.md.
     """
     config.require("from_", "to")
     target = config.to.rstrip("/")
@@ -56,7 +78,17 @@ def convert(config: ConvertConfig) -> None:
         target = os.path.realpath(target)  # the rename must not replace a link
     partial = target + PARTIAL_SUFFIX
     _check_target_is_empty(target)
-    _check_apart(config.from_, partial)
+    source, removed = (
+        path if is_remote(path) else os.path.realpath(path)
+        for path in (config.from_, partial)
+    )
+    if f"{source}/".startswith(f"{removed}/"):
+        raise UserError(
+            f"--from must be outside {removed}, the temporary directory of "
+            "this conversion",
+            received=source,
+            remedy="Choose another --to.",
+        )
     source_format = formats.find_format(config.from_)
     target_format = config.to_format
     if target_format == "auto":
@@ -106,13 +138,14 @@ def convert(config: ConvertConfig) -> None:
         if target_format == RUN:
             write_run(weights, partial, target)
         else:
-            hugging_face.write(
+            written = hugging_face.write(
                 weights,
                 partial,
-                config.licence,
                 config.with_sentence_head,
                 config.weights_dtype,
             )
+            card = make_model_card(written, config.licence)
+            write_bytes(posixpath.join(partial, "README.md"), card.encode())
         if config.verify:
             print(verify(weights, partial, config.weights_dtype))
         # A second check: another process may have written to the target since.
@@ -142,11 +175,10 @@ moments             {f"of {moments} variables" if moments else "none"}"""
 
 
 def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
-    """Writes a run directory with one checkpoint.
+    """Writes a run with one checkpoint, whose training cannot be resumed.
 
     All settings except the architecture and `ModelWeights.settings` are
-    defaults. The run can be evaluated, exported and used as
-    `--init_checkpoint`; its training cannot be resumed.
+    defaults.
 
     Args:
         directory: A new directory.
@@ -193,9 +225,8 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
 
 
 def _check_target_is_empty(target: str) -> None:
-    if tf.io.gfile.exists(target) and (
-        not tf.io.gfile.isdir(target) or tf.io.gfile.listdir(target)
-    ):
+    is_empty = tf.io.gfile.isdir(target) and not tf.io.gfile.listdir(target)
+    if tf.io.gfile.exists(target) and not is_empty:
         raise UserError(
             "--to must be new, or an empty directory",
             received=f"{target}, which exists",
@@ -203,16 +234,346 @@ def _check_target_is_empty(target: str) -> None:
         )
 
 
-def _check_apart(source: str, partial: str) -> None:
-    """Refuses a source inside the directory that a conversion removes."""
-    source, partial = (
-        path if is_remote(path) else os.path.realpath(path)
-        for path in (source, partial)
-    )
-    if f"{source}/".startswith(f"{partial}/"):
+# --- Verification -------------------------------------------------------------
+
+# Relative to the largest value of an output, or to 1 if that is smaller:
+# rounding errors of float32 grow with the values, and differ between CPUs.
+TOLERANCE = 1e-4
+
+_MAX_LENGTH = 64
+
+# Outputs of transformers -> ours, where the names differ.
+_OUR_OUTPUTS = {
+    "last_hidden_state": "sequence_output",
+    "pooler_output": "pooled_output",
+    "prediction_logits": "mlm_logits",
+    "sop_logits": "sentence_logits",
+}
+_PER_TOKEN = ("sequence_output", "mlm_logits", "start_logits", "end_logits")
+
+
+def verify(
+    weights: ModelWeights, directory: str, dtype: str = "float32"
+) -> str:
+    """Reads a written model and compares it with the model it was made from.
+
+    Args:
+        weights: The model that was read.
+        directory: The model that was written.
+        dtype: Type of the weights in a Hugging Face folder.
+
+    Returns:
+        The result, as lines of text.
+    """
+    is_run = formats.find_format(directory) == RUN
+    expected = weights if is_run else weights.regrouped()
+    written = formats.read_weights(directory)
+    arrays = {**expected.values, **expected.slots}
+    found = {**written.values, **written.slots}
+    facts = ["config", "sentence_objective", "step", "head"]
+    if not is_run:
+        # The format has no moments, and the folder may have no sentence head.
+        facts = ["head"]
+        arrays = {
+            name: value.astype(dtype).astype(np.float32)
+            for name, value in arrays.items()
+            if name in found
+        }
+    differing = [
+        name
+        for name in facts
+        if getattr(expected, name) != getattr(written, name)
+    ]
+    # A run has all settings, also those that are unknown here.
+    differing += [
+        name
+        for name, value in expected.settings.items()
+        if written.settings.get(name) != value
+    ]
+    differing += [
+        name
+        for name in arrays.keys() | found.keys()
+        if name not in arrays
+        or name not in found
+        or arrays[name].tobytes() != found[name].tobytes()
+    ]
+    if differing:
         raise UserError(
-            f"--from must be outside {partial}, the temporary directory of "
-            "this conversion",
-            received=source,
-            remedy="Choose another --to.",
+            f"the model written to {directory} must equal the model read",
+            received=f"differences in {', '.join(sorted(differing)[:5])}",
         )
+    lines = [f"all {len(arrays)} arrays are equal, bit for bit"]
+    if not is_run:
+        lines += [
+            f"largest difference of {name}: {difference:.2g}"
+            for name, difference in compare(written, directory).items()
+        ]
+    return "\n".join(lines)
+
+
+def compare(weights: ModelWeights, directory: str) -> dict[str, float]:
+    """Runs transformers and albert_tf, in float32, on the same tokens.
+
+    Args:
+        weights: The model that albert_tf runs.
+        directory: The folder that transformers loads, local.
+
+    Returns:
+        The largest absolute difference by output of albert_tf.
+
+    Raises:
+        UserError: If a package is missing, if the folder is not local, if
+            transformers finds weights missing or unknown, or if a difference
+            exceeds `TOLERANCE`, relative to the largest value of its output.
+    """
+    if is_remote(directory):
+        raise UserError(
+            "the folder that transformers loads must be local",
+            received=directory,
+        )
+    batch = _make_batch(weights)
+    theirs, ours = _run_theirs(weights, directory, batch), _run(weights, batch)
+    differences = {}
+    for name, expected in theirs.items():
+        name = _OUR_OUTPUTS.get(name, name)
+        if name == "logits" and weights.head is None:
+            name = "mlm_logits"  # of AlbertForMaskedLM
+        real = batch["input_mask"][:, 0] > 0
+        chosen = real if name in _PER_TOKEN else ...
+        expected, found = expected[chosen], ours[name][chosen]
+        differences[name] = float(np.abs(expected - found).max())
+        limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
+        # Negated, so that NaN fails.
+        if not differences[name] <= limit:
+            raise UserError(
+                f"{directory}: outputs of transformers and albert_tf must "
+                f"agree to {limit:.2g}",
+                received=f"{name}, which differ by up to "
+                f"{differences[name]:.2g}",
+            )
+    return differences
+
+
+def _make_batch(weights: ModelWeights) -> dict[str, np.ndarray]:
+    """Two pairs of random segments, int32, `(2, choices, length)`.
+
+    The choices of an example are equal.
+    """
+    config = weights.config
+    choices = weights.head.num_choices if weights.head else 1
+    length = min(_MAX_LENGTH, config.max_position_embeddings)
+    ids = np.random.default_rng(0).integers(
+        SEP_ID + 1, config.vocab_size, (2, 1, length), np.int32
+    )
+    ids[..., 0], ids[..., -1] = CLS_ID, SEP_ID
+    position = np.arange(length, dtype=np.int32)
+    mask = (position < [[[length]], [[length - length // 2]]]).astype(np.int32)
+    segments = mask * (position >= length // 4)
+    return {
+        "input_ids": np.repeat(ids * mask, choices, 1),
+        "input_mask": np.repeat(mask, choices, 1),
+        "segment_ids": np.repeat(segments, choices, 1),
+    }
+
+
+def _run(
+    weights: ModelWeights, batch: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    model: Any = formats.make_model(weights)
+    inputs = {
+        name: tf.constant(values.reshape(len(values), -1))
+        for name, values in batch.items()
+    }
+    outputs = {}
+    if weights.head is None:
+        outputs = model.encode(inputs)
+        positions = tf.range(inputs["input_ids"].shape[1])
+        inputs["masked_lm_positions"] = (
+            tf.zeros_like(inputs["input_ids"]) + positions
+        )
+    return {k: v.numpy() for k, v in {**outputs, **model(inputs)}.items()}
+
+
+def _run_theirs(
+    weights: ModelWeights, directory: str, batch: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    try:
+        torch = importlib.import_module("torch")
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(
+            "to verify a Hugging Face folder, torch and transformers must be "
+            "installed",
+            received=str(error),
+            remedy="Install the extra: pip install -e '.[interop]'",
+        ) from None
+    name = class_name(weights)
+    model, loading = getattr(transformers, name).from_pretrained(
+        directory,
+        # Not the fused kernels: in some processes, their outputs differ by
+        # more than rounding errors.
+        attn_implementation="eager",
+        output_loading_info=True,
+        local_files_only=True,
+        use_safetensors=True,
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loading[kind]:
+            found = ", ".join(sorted(map(str, loading[kind])))
+            raise UserError(
+                f"{directory} must hold exactly the weights of {name}",
+                received=f"{kind}: {found}",
+            )
+    model = model.eval().float()
+    ids, mask, segments = (
+        torch.tensor(values if values.shape[1] > 1 else values[:, 0]).long()
+        for values in batch.values()
+    )
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "token_type_ids": segments,
+    }
+    with torch.no_grad():
+        outputs = dict(model(**inputs))
+        if weights.head is None:
+            outputs |= model.albert(**inputs)
+    return {name: values.numpy() for name, values in outputs.items()}
+
+
+# --- The model card -----------------------------------------------------------
+
+_TRAINING = (
+    "optimizer.optimizer",
+    "optimizer.learning_rate",
+    "optimizer.num_warmup_steps",
+    "optimizer.weight_decay_rate",
+    "data.global_batch_size",
+    "training.num_train_steps",
+    "training.seed",
+    "distribution.precision",
+)
+_PRETRAINING = (
+    "training.sentence_objective",
+    "data.max_seq_length",
+    "training.dropout_schedule",
+)
+_FINETUNING = ("task.task", "training.dropout", "training.classifier_dropout")
+
+
+def make_model_card(weights: ModelWeights, licence: str = "") -> str:
+    """The card: the Hub's metadata fields, then Markdown."""
+    head, step, run_dir = weights.head, weights.step, weights.run_dir
+    model = class_name(weights).replace("Albert", "AutoModel")
+    how, pipeline = "pretrained", "fill-mask"
+    about = {
+        "sop": "The classes of `sop_logits` are segments in order (0) and "
+        "swapped (1).",
+        "nsp": "The classes of `sop_logits` are the next sentence (0) and a "
+        "random one (1).",
+        "none": "It has no sentence head.",
+    }[weights.sentence_objective]
+    if head:
+        how, pipeline = "fine-tuned", TASKS[head.kind].pipeline
+        about = f"It was fine-tuned for {head.kind.replace('_', ' ')}."
+    settings = dict(weights.settings)
+    if settings.get(NULL_THRESHOLD) == math.inf:
+        settings[NULL_THRESHOLD] = "none: every question has an answer"
+    if settings:
+        about += (
+            f"\n\n## Text and answers\n\n{_table(settings.items())}\n"
+            "transformers does not read these settings. They are in "
+            f"`config.json`, as `{KEY}`."
+        )
+    if NULL_THRESHOLD in settings:
+        about += (
+            " A question has no answer if the score of no answer exceeds that "
+            f"of the best answer by more than {NULL_THRESHOLD}."
+        )
+    records = run_dir and load_json_if_any(
+        posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    )
+    data = {
+        name: value
+        for name, value in (records or {}).items()
+        if not isinstance(value, (dict, list))
+    }
+    return f"""---
+license: {licence or "unknown"}
+library_name: transformers
+pipeline_tag: {pipeline}
+tags:
+- albert
+- albert_tf
+---
+
+# ALBERT
+
+An [ALBERT](https://arxiv.org/abs/1909.11942) with {weights.num_parameters:,}
+parameters, heads included, {how} with albert_tf and TensorFlow for
+{f"{step:,}" if step else "an unknown number of"} steps.
+
+    from transformers import AutoTokenizer, {model}
+
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    model = {model}.from_pretrained(FOLDER)
+
+{about}
+
+## Architecture
+
+{_table(weights.config.to_dict().items())}
+The activation gelu is the tanh approximation, `gelu_new` in `config.json`.
+
+## Data
+
+{_table(data.items())}
+## Training
+
+{_table(_describe_training(run_dir))}
+## Evaluation
+
+On the held-out set; losses are in nats.
+
+{_table(_describe_evaluation(run_dir, step).items())}
+## Licence
+
+Weights: {licence or "not stated at export"}. The training text and the
+vocabulary have separate licences.
+"""
+
+
+def _describe_training(run_dir: str) -> Iterator[tuple[str, Any]]:
+    if not run_dir or not exists(posixpath.join(run_dir, CONFIG_FILE)):
+        return
+    run, of_kind = load_config(run_dir), _PRETRAINING
+    if isinstance(run, FinetuningConfig):
+        if not run.task.task:  # converted, so the other settings are unknown
+            return
+        of_kind = _FINETUNING
+    for name in (*of_kind, *_TRAINING):
+        group, _, setting = name.partition(".")
+        yield setting, getattr(getattr(run, group), setting)
+
+
+def _describe_evaluation(run_dir: str, step: int) -> dict[str, Any]:
+    """Metrics of the last evaluation at or before the step."""
+    last: dict[str, Any] = {}
+    for line in read_metrics(run_dir) if run_dir else ():
+        if line.get("split") == "eval" and line["step"] <= step:
+            last = line
+    return {
+        name: f"{value:.4f}" if isinstance(value, float) else value
+        for name, value in last.items()
+        if name not in (*DURATIONS, "split")
+    }
+
+
+def _table(rows: Iterable[tuple[str, Any]]) -> str:
+    lines = ["| | |", "|---|---|"]
+    for name, value in rows:
+        if value is not None:
+            # A bar or a new line would end the cell.
+            text = str(value).replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {name} | {text} |")
+    return "\n".join(lines) + "\n" if len(lines) > 2 else "Unknown.\n"

@@ -1,8 +1,7 @@
 """Finds the format of a model, reads it, and builds the model.
 
     run            RUN, RUN/best, RUN/checkpoints/step-00001000
-    published      google-research/albert: DIR/model.ckpt-best, DIR, a
-                   .tar.gz, or the directory of a TF-Hub module
+    published      google-research/albert: DIR/model.ckpt-best, DIR, .tar.gz
     hugging_face   a folder with config.json and model.safetensors
 
 Pickled files are refused, since they can run code when they are read.
@@ -21,9 +20,8 @@ from albert_tf.config import FinetuningConfig
 from albert_tf.config.settings import find_setting
 from albert_tf.errors import UserError
 from albert_tf.interop import google_albert, hugging_face
-from albert_tf.interop.archive import SUFFIXES, unpacked
-from albert_tf.interop.google_albert import INDEX_SUFFIX
-from albert_tf.interop.hugging_face_config import NULL_THRESHOLD, TASKS
+from albert_tf.interop.google_albert import ARCHIVE_SUFFIXES, INDEX_SUFFIX
+from albert_tf.interop.hugging_face import NULL_THRESHOLD, TASKS
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
@@ -61,43 +59,40 @@ def find_format(path: str) -> str:
         UserError: If the path has none of these forms.
     """
     path = path.rstrip("/")
-    if path.endswith(SUFFIXES) or exists(
+    if path.endswith(ARCHIVE_SUFFIXES) or exists(
         path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX
     ):
         return GOOGLE_ALBERT
     names, run_dir = {posixpath.basename(path)}, split_run(path)[0]
-    if not tf.io.gfile.exists(path):
-        names = set()
-    elif tf.io.gfile.isdir(path):
-        if all(
-            exists(posixpath.join(run_dir, name))
-            for name in (CONFIG_FILE, CHECKPOINTS_DIR)
+    if tf.io.gfile.isdir(path):
+        if exists(posixpath.join(run_dir, CONFIG_FILE)) and exists(
+            posixpath.join(run_dir, CHECKPOINTS_DIR)
         ):
             return RUN
         names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
         if names & _SAFETENSORS:
             return HUGGING_FACE
-        if names & {
-            google_albert.CONFIG_FILE,
-            "checkpoint",
-            "variables",
-        } or any(name.endswith(INDEX_SUFFIX) for name in names):
+        if names & {google_albert.CONFIG_FILE, "checkpoint"} or any(
+            name.endswith(INDEX_SUFFIX) for name in names
+        ):
             return GOOGLE_ALBERT
-    refused = sorted(n for n in names if n.endswith(_REFUSED_SUFFIXES))
-    if refused:
-        raise UserError(
-            "weights must be in a format that cannot run code: TensorFlow's, "
-            "or safetensors",
-            received=f"{path}, with {refused[0]}",
-            remedy="If you trust a Hugging Face model, load it with "
-            "transformers and save it with model.save_pretrained(FOLDER), "
-            "which writes safetensors.",
-        )
     found = f"with {', '.join(sorted(names)[:5]) or 'no files'}"
+    if not exists(path):
+        names, found = set(), "which does not exist"
+    for name in sorted(names):
+        if name.endswith(_REFUSED_SUFFIXES):
+            raise UserError(
+                "weights must be in a format that cannot run code: "
+                "TensorFlow's, or safetensors",
+                received=f"{path}, with {name}",
+                remedy="If you trust a Hugging Face model, load it with "
+                "transformers and save it with model.save_pretrained(FOLDER), "
+                "which writes safetensors.",
+            )
     raise UserError(
         "a model must be a run, a checkpoint of google-research/albert as "
-        f"prefix, directory or {SUFFIXES[0]}, or a Hugging Face folder",
-        received=f"{path}, {found if exists(path) else 'which does not exist'}",
+        f"prefix, directory or {ARCHIVE_SUFFIXES[0]}, or a Hugging Face folder",
+        received=f"{path}, {found}",
     )
 
 
@@ -105,8 +100,6 @@ def split_run(path: str) -> tuple[str, str]:
     """Splits a path into a run's directory and a part of the run, or "".
 
     Example:
-        >>> split_run("runs/base/best")
-        ('runs/base', 'best')
         >>> split_run("runs/base/checkpoints/step-00001000")
         ('runs/base', 'step-00001000')
     """
@@ -131,13 +124,13 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
         removed when the process ends.
     """
     path = path.rstrip("/")
-    found, is_archive = find_format(path), path.endswith(SUFFIXES)
-    has_steps = found == GOOGLE_ALBERT and (
-        is_archive or tf.io.gfile.isdir(path)
+    found, is_archive = find_format(path), path.endswith(ARCHIVE_SUFFIXES)
+    names_one = found == HUGGING_FACE or (
+        split_run(path)[1] not in ("", CHECKPOINTS_DIR)
+        if found == RUN
+        else not is_archive and not tf.io.gfile.isdir(path)
     )
-    if found == RUN:
-        has_steps = split_run(path)[1] in ("", CHECKPOINTS_DIR)
-    if step and not has_steps:
+    if step and names_one:
         raise UserError(
             "checkpoint_step must be omitted if the path names one checkpoint",
             received=f"{step}, and {path}",
@@ -147,16 +140,15 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     elif found == RUN:
         weights = _read_run(path, step)
     elif is_archive:
-        with unpacked(path) as directory:
+        with google_albert.unpacked(path) as directory:
             weights = google_albert.read(directory, step)
-            vocabulary = weights.vocabulary
-            if vocabulary:
+            weights = dataclasses.replace(weights, source=path)
+            if weights.vocabulary:
                 folder = tempfile.mkdtemp(prefix="albert_tf_")
                 atexit.register(shutil.rmtree, folder, ignore_errors=True)
-                vocabulary = shutil.copy(vocabulary, folder)
-        weights = dataclasses.replace(
-            weights, source=path, vocabulary=vocabulary
-        )
+                weights = dataclasses.replace(
+                    weights, vocabulary=shutil.copy(weights.vocabulary, folder)
+                )
     else:
         weights = google_albert.read(path, step)
     if weights.vocabulary:
@@ -179,20 +171,18 @@ def _read_run(path: str, step: int) -> ModelWeights:
     wanted = int(match[1]) if match else step or None
     if part == BEST_DIR:
         wanted = store.best_step()
-        if wanted is None:
-            raise UserError(f"{path} must hold a checkpoint", received="none")
     config = load_config(run_dir)
-    found = store.read_all(wanted)
+    has_none = part == BEST_DIR and wanted is None
+    found = None if has_none else store.read_all(wanted)
     if found is None:
         raise UserError(
-            f"{run_dir} must hold a checkpoint",
+            f"{path} must hold a checkpoint",
             received="none",
             remedy="Train first, with python -m albert_tf.run_pretraining or "
             "python -m albert_tf.run_finetuning.",
         )
     checkpoint, values = found
     values.pop(_STEP_NAME, None)
-    objective = config.training.sentence_objective
     head, settings = None, {}
     if isinstance(config, FinetuningConfig):
         head = config.head
@@ -205,29 +195,23 @@ def _read_run(path: str, step: int) -> ModelWeights:
         }
     vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
     records_file = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    records = load_json_if_any(records_file) or {}
     return ModelWeights.of_arrays(
         config.model,
-        objective,
+        config.training.sentence_objective,
         values,
         step=checkpoint.step,
         vocabulary=vocabulary if exists(vocabulary) else "",
         source=checkpoint.path,
         head=head,
         settings=settings,
-        do_lower_case=(load_json_if_any(records_file) or {}).get(
-            "do_lower_case"
-        ),
+        do_lower_case=records.get("do_lower_case"),
         run_dir=run_dir,
     )
 
 
 class LoadedModel(NamedTuple):
-    """A pretrained or fine-tuned model and its vocabulary.
-
-    Attributes:
-        model: The model with its weights; `model.backbone` is without heads.
-        tokenizer: Its vocabulary.
-    """
+    """A model with its weights, and its vocabulary."""
 
     model: AlbertPretrainer | AlbertForTask
     tokenizer: Tokenizer
@@ -242,8 +226,7 @@ def load(
         path: A run directory or one of its checkpoints; a checkpoint of
             google-research/albert, as prefix, directory or .tar.gz; or a
             Hugging Face folder. Local or gs://.
-        checkpoint_step: The checkpoint to read from a directory with several;
-            0 is the newest.
+        checkpoint_step: As `step` in `read_weights`.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
 
     Raises:
@@ -268,12 +251,12 @@ def make_model(
 ) -> AlbertPretrainer | AlbertForTask:
     """Builds a model and assigns its weights; see `load`."""
     model: AlbertPretrainer | AlbertForTask
-    if weights.head is None:
-        model = AlbertPretrainer(
-            weights.config, weights.sentence_objective, dtype=dtype
-        )
+    config, head = weights.config, weights.head
+    if head is None:
+        objective = weights.sentence_objective
+        model = AlbertPretrainer(config, objective, dtype=dtype)
     else:
-        model = AlbertForTask(weights.config, weights.head, dtype=dtype)
+        model = AlbertForTask(config, head, dtype=dtype)
     model.build()
     for variable in model.variables:
         variable.assign(weights.values[variable.path])

@@ -7,15 +7,28 @@
 
 A checkpoint holds the variables of the model with both heads, `global_step`,
 and, if it was saved during training, the moments of its optimizer,
-`NAME/adam_m` and `NAME/adam_v`, for both LAMB and AdamW. TF-Hub modules prefix
-every name with `module/` and keep their files in `variables/` and `assets/`.
+`NAME/adam_m` and `NAME/adam_v`, for both LAMB and AdamW.
+
+Models are published as tar archives, which are untrusted input. Links, devices
+and files that no model needs are left out, and `tarfile.data_filter` refuses
+paths that lead out of the archive. Limits refuse archives that would fill the
+disk or the memory.
 
 Reference:
     https://github.com/google-research/albert: modeling.py, optimization.py,
-    lamb_optimizer.py, export_checkpoints.py, export_to_tfhub.py.
+    lamb_optimizer.py, export_checkpoints.py.
 """
 
+import contextlib
+import gzip
+import os
+import platform
 import posixpath
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,27 +38,24 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.interop.weight_names import (
     ModelWeights,
     check_arrays,
-    check_groups,
     list_weights,
     weights_in_file,
 )
-from albert_tf.io.files import exists
+from albert_tf.io.files import exists, open_existing
 from albert_tf.runs.checkpoint_files import READING_ERRORS
 
 CONFIG_FILE = "albert_config.json"
 INDEX_SUFFIX = ".index"
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _VOCABULARY_FILE = "30k-clean.model"
 _STEP_NAME = "global_step"
-_HUB_PREFIX = "module/"
 _SUFFIXES = {"": "", "/adam_m": "/m", "/adam_v": "/v"}  # theirs -> ours
 
 
 def read(path: str, step: int = 0) -> ModelWeights:
     """Reads a checkpoint with its architecture and vocabulary.
 
-    If the checkpoint has a pooler but no sentence head, as in the first
-    TF-Hub modules, the head is filled with zeros and a warning is logged.
-    Without both, the sentence objective is "none".
+    Without pooler and sentence head, the sentence objective is "none".
 
     Args:
         path: A prefix, `.../model.ckpt-best`, or a directory with one
@@ -58,11 +68,16 @@ def read(path: str, step: int = 0) -> ModelWeights:
             match the architecture.
     """
     prefix = _find_prefix(path.removesuffix(INDEX_SUFFIX).rstrip("/"), step)
-    directories = [posixpath.dirname(prefix) or "."]
-    if posixpath.basename(directories[0]) == "variables":  # a TF-Hub module
-        module = posixpath.dirname(directories[0])
-        directories.append(posixpath.join(module, "assets"))
-    config = _read_config(prefix, directories)
+    directory = posixpath.dirname(prefix) or "."
+    config_file = posixpath.join(directory, CONFIG_FILE)
+    if not exists(config_file):
+        raise UserError(
+            f"{CONFIG_FILE} must be in the directory of the checkpoint",
+            received=f"none in {directory}",
+            remedy="configs/models has the files of google-research/albert's "
+            "models.",
+        )
+    config = ModelConfig.from_json_file(config_file)
     try:
         objective, arrays, steps = _read_variables(prefix, config)
     except UserError:  # a ValueError
@@ -83,7 +98,7 @@ def read(path: str, step: int = 0) -> ModelWeights:
         objective,
         arrays,
         step=int(steps),
-        vocabulary=_find_vocabulary(directories),
+        vocabulary=_find_vocabulary(directory),
         source=prefix,
     )
 
@@ -100,15 +115,7 @@ def _read_variables(
         for weight in list_weights(config)
         for theirs, ours in _SUFFIXES.items()
     }
-    stored: dict[str, str] = {}
-    for full in sorted(shapes):
-        name = full.removeprefix(_HUB_PREFIX)
-        other = stored.setdefault(names.get(name, name), full)
-        if other != full:
-            raise UserError(
-                f"{prefix} must hold each variable once",
-                received=f"{other} and {full}",
-            )
+    stored = {names.get(name, name): name for name in sorted(shapes)}
     step = stored.pop(_STEP_NAME, "")
     objective, weights = weights_in_file(config, stored)
     suffixes = [""]
@@ -121,15 +128,12 @@ def _read_variables(
     }
     # Before they are read: TensorFlow allocates whatever the index says.
     found = {
-        path: (tuple(shapes[full]), dtypes[full].name)
-        for path, full in stored.items()
+        path: (tuple(shapes[name]), dtypes[name].name)
+        for path, name in stored.items()
     }
     check_arrays(wanted, found, prefix)
     arrays = {path: reader.get_tensor(stored[path]) for path in wanted}
     return objective, arrays, np.asarray(reader.get_tensor(step) if step else 0)
-
-
-# --- its files, which are in one directory or, in a TF-Hub module, in two ----
 
 
 def _find_prefix(path: str, step: int) -> str:
@@ -143,17 +147,18 @@ def _find_prefix(path: str, step: int) -> str:
                 remedy="Give its prefix, e.g. albert_base/model.ckpt-best, or "
                 "its directory.",
             )
-        directory, names = path, _checkpoints_in(path)
-        if not names:
-            directory = posixpath.join(path, "variables")  # of a TF-Hub module
-            names = _checkpoints_in(directory)
+        names = sorted(
+            name.removesuffix(INDEX_SUFFIX)
+            for name in tf.io.gfile.listdir(path)
+            if name.endswith(INDEX_SUFFIX) and not name.startswith(".")
+        )
         if step:
             wanted = f"model.ckpt-{step}"
         elif len(names) == 1:
             wanted = names[0]
         else:
             # Without its directory: the checkpoint may have been moved.
-            state = tf.train.get_checkpoint_state(directory)
+            state = tf.train.get_checkpoint_state(path)
             newest = state.model_checkpoint_path if state else ""
             wanted = posixpath.basename(newest)
         if wanted not in names:
@@ -162,9 +167,9 @@ def _find_prefix(path: str, step: int) -> str:
                 "names the newest, or that of --checkpoint_step",
                 received=f"{', '.join(names) or 'none'}, without {wanted!r}",
                 remedy="Give the prefix of a checkpoint, e.g. "
-                f"{posixpath.join(directory, [*names, 'model.ckpt-best'][0])}.",
+                f"{posixpath.join(path, [*names, 'model.ckpt-best'][0])}.",
             )
-        prefix = posixpath.join(directory, wanted)
+        prefix = posixpath.join(path, wanted)
     if set(prefix) & set("*?[]\\"):
         raise UserError(
             "the path of a checkpoint must have none of * ? [ ] \\, which "
@@ -175,49 +180,132 @@ def _find_prefix(path: str, step: int) -> str:
     return prefix
 
 
-def _names_in(directory: str, suffix: str) -> list[str]:
-    if not tf.io.gfile.exists(directory):
-        return []
-    names = sorted(tf.io.gfile.listdir(directory))
-    return [name for name in names if name.endswith(suffix)]
-
-
-def _checkpoints_in(directory: str) -> list[str]:
-    return [
-        name.removesuffix(INDEX_SUFFIX)
-        for name in _names_in(directory, INDEX_SUFFIX)
-        if not name.startswith(".")
-    ]
-
-
-def _read_config(prefix: str, directories: list[str]) -> ModelConfig:
-    for directory in directories:
-        path = posixpath.join(directory, CONFIG_FILE)
-        if exists(path):
-            config = ModelConfig.from_json_file(path)
-            check_groups(config, "google-research/albert", path)
-            return config
-    raise UserError(
-        f"{CONFIG_FILE} must be in the directory of the checkpoint {prefix}",
-        received=f"none in {', '.join(directories)}",
-        remedy="configs/models has the files of google-research/albert's "
-        "models.",
-    )
-
-
-def _find_vocabulary(directories: list[str]) -> str:
+def _find_vocabulary(directory: str) -> str:
     """Path of the SentencePiece model; "" if there is none."""
-    for directory in directories:
-        names = _names_in(directory, ".model")
-        if _VOCABULARY_FILE in names:
-            names = [_VOCABULARY_FILE]
-        if len(names) > 1:
+    names = sorted(
+        name
+        for name in tf.io.gfile.listdir(directory)
+        if name.endswith(".model")
+    )
+    if _VOCABULARY_FILE in names:
+        names = [_VOCABULARY_FILE]
+    if len(names) > 1:
+        raise UserError(
+            f"{directory} must hold one SentencePiece model",
+            received=", ".join(names),
+            remedy="Rename the vocabulary of the checkpoint to "
+            f"{_VOCABULARY_FILE}.",
+        )
+    return posixpath.join(directory, names[0]) if names else ""
+
+
+# --- Archives -----------------------------------------------------------------
+
+MAX_BYTES = 64 * 2**30  # albert_xxlarge with its moments has 2.8 GB
+MAX_FILES = 10_000
+# Files that are read into memory: architecture, vocabulary, state.
+MAX_SMALL_BYTES = 64 * 2**20
+# Headers that extend a member's own: long names, times, owners.
+MAX_HEADER_BYTES = 2**20
+
+_SMALL_SUFFIXES = (CONFIG_FILE, "checkpoint", ".model")
+_FILE_TYPES = (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
+
+
+class _Header(tarfile.TarInfo):
+    """A member whose extended header, which tarfile reads, is limited."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        # A private method: the public `frombuf` is no longer called by the
+        # tarfile of Python 3.13.5.
+        if self.type not in _FILE_TYPES:
+            _limit("an archive's headers", self.size, MAX_HEADER_BYTES)
+        return super()._proc_member(archive)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def unpacked(archive: str) -> Iterator[str]:
+    """Unpacks the model in an archive for the duration of a `with` block.
+
+    Args:
+        archive: A .tar or .tar.gz, local or gs://.
+
+    Yields:
+        A temporary directory with the checkpoint, its architecture and its
+        vocabulary. Other files are not unpacked.
+
+    Raises:
+        UserError: If the archive is damaged, exceeds a limit, holds paths
+            that lead out of it, or does not hold exactly one checkpoint.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise UserError(
+            "Python must be 3.11.4 or later to unpack an archive safely",
+            received=platform.python_version(),
+            remedy=f"Unpack {archive} yourself and give its directory.",
+        )
+    with tempfile.TemporaryDirectory(prefix="albert_tf_") as folder:
+        indices: list[str] = []
+        try:
+            with open_existing(archive, "rb") as file:
+                if not archive.endswith(".tar"):
+                    # tarfile's own decompression ignores a wrong checksum.
+                    file = gzip.GzipFile(fileobj=file)
+                # A stream: gs:// is read once, from start to end.
+                with tarfile.open(
+                    fileobj=file, mode="r|", tarinfo=_Header
+                ) as members:
+                    for member in _files_of_model(archive, members):
+                        members.extract(
+                            member, folder, set_attrs=False, filter="data"
+                        )
+                        if member.name.endswith(INDEX_SUFFIX):
+                            indices.append(member.name)
+        except (UserError, PermissionError):
+            raise
+        except (tarfile.FilterError, ValueError) as error:
             raise UserError(
-                f"{directory} must hold one SentencePiece model",
-                received=", ".join(names),
-                remedy="Rename the vocabulary of the checkpoint to "
-                f"{_VOCABULARY_FILE}.",
+                f"{archive} must hold only names of files inside it",
+                received=error,
+                remedy="Nothing outside a temporary directory was written. Get "
+                "the archive from a trusted source.",
+            ) from None
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UserError(
+                f"{archive} must be a complete archive that can be unpacked to "
+                f"{folder}",
+                received=reason or type(error).__name__,
+            ) from None
+        directories = {posixpath.dirname(name) for name in indices}
+        if len(directories) != 1:
+            raise UserError(
+                f"{archive} must hold one TensorFlow checkpoint",
+                received=", ".join(indices) or f"no file *{INDEX_SUFFIX}",
             )
-        if names:
-            return posixpath.join(directory, names[0])
-    return ""
+        yield os.path.join(folder, *directories)
+
+
+def _files_of_model(
+    archive: str, members: tarfile.TarFile
+) -> Iterator[tarfile.TarInfo]:
+    """The files of a checkpoint, by names without leading slashes and dots."""
+    num_bytes = 0
+    for count, member in enumerate(members, start=1):
+        num_bytes += member.size
+        _limit(f"the files in {archive}", num_bytes, MAX_BYTES)
+        _limit(f"the files in {archive}", count, MAX_FILES, "files")
+        name = posixpath.normpath(member.name).lstrip("/")
+        base = posixpath.basename(name)
+        is_small = base.endswith(_SMALL_SUFFIXES)
+        is_needed = is_small or base.endswith(INDEX_SUFFIX) or ".data-" in base
+        # A name with a dot may be macOS's metadata of a file.
+        if member.isreg() and is_needed and not base.startswith("."):
+            if is_small:
+                _limit(f"{base} in {archive}", member.size, MAX_SMALL_BYTES)
+            yield member.replace(name=name)
+
+
+def _limit(what: str, size: int, limit: int, unit: str = "bytes") -> None:
+    if size > limit:
+        raise UserError(f"{what} must be at most {limit} {unit}", received=size)

@@ -1,52 +1,79 @@
 """Folders of Hugging Face transformers: reads and writes models.
 
-    config.json                    the architecture; hugging_face_config.py
+    config.json                    architecture, head and task of a model
     model.safetensors              all weights; or several files, and
     model.safetensors.index.json   the name of the file that holds each weight
-    spiece.model and others        the vocabulary; hugging_face_tokenizer.py
-    README.md                      the model card; model_card.py
+    spiece.model                   the vocabulary, for the slow tokenizer
+    tokenizer.json                 the same for the fast tokenizer, with a
+                                   pipeline of normalisers that approximates
+                                   `Tokenizer`
+    tokenizer_config.json          settings of both
+    special_tokens_map.json        the special pieces
 
 Neither transformers nor PyTorch is needed. Only JSON, safetensors and the
 vocabulary are read: files of pickled Python can run code when they are read.
+docs/converting.md lists the text for which ids differ.
+
+How a fine-tuned model reads text and answers is an entry of config.json of its
+own, since transformers has other settings with the same names: its examples of
+question answering call the overlap of two windows `doc_stride`.
+
+    "albert_tf": {"max_seq_length": 384, "doc_stride": 128, ...}
 """
 
+import base64
 import dataclasses
+import json
+import math
+import pathlib
 import posixpath
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 from absl import logging
 from safetensors.numpy import save
 
-from albert_tf.config import ModelConfig
-from albert_tf.errors import UserError, first_line
-from albert_tf.interop.hugging_face_config import (
-    format_config,
-    read_config,
-    read_task,
+from albert_tf.config import (
+    SENTENCE_OBJECTIVES,
+    FinetuningConfig,
+    ModelConfig,
+    TaskHeadConfig,
 )
-from albert_tf.interop.hugging_face_tokenizer import is_cased, tokenizer_files
-from albert_tf.interop.model_card import make_model_card
+from albert_tf.config.settings import find_setting
+from albert_tf.config.task import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    FinetuningDataConfig,
+)
+from albert_tf.errors import UserError, first_line
 from albert_tf.interop.weight_names import (
     MODEL_NAME,
     ModelWeights,
     Weight,
-    check_groups,
     list_weights,
     weights_in_file,
 )
 from albert_tf.io.files import (
     exists,
     load_json,
+    load_json_if_any,
     open_existing,
     write_bytes,
 )
-from albert_tf.records.features import TOKENIZER_FILE
-from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
+from albert_tf.records.tokenization import (
+    GOOGLE_ALBERT,
+    Tokenizer,
+    character_class,
+)
 
 CONFIG_FILE = "config.json"
-CARD_FILE = "README.md"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -71,7 +98,7 @@ _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-# --- reading ----------------------------------------------------------------
+# --- Reading ------------------------------------------------------------------
 
 
 def read(directory: str) -> ModelWeights:
@@ -81,9 +108,6 @@ def read(directory: str) -> ModelWeights:
     in `AlbertModel`. Without both, e.g. in `AlbertForMaskedLM`, the sentence
     objective is "none". A missing masked-LM head gets initial random values.
     A warning is logged for each head that is filled.
-
-    Args:
-        directory: The folder, local or gs://.
 
     Raises:
         UserError: If a file is missing, truncated, or of a format that can
@@ -140,41 +164,26 @@ def read(directory: str) -> ModelWeights:
 
 
 def read_tensors(directory: str) -> dict[str, np.ndarray]:
-    """Reads all weights of a folder, local or gs://.
-
-    Returns:
-        float32 arrays by the names in the files.
-
-    Raises:
-        UserError: If a file is missing or truncated, or if a tensor holds
-            integers.
-    """
-    index = posixpath.join(directory, INDEX_FILE)
+    """The weights of a folder: float32 arrays by the names in the files."""
+    path = posixpath.join(directory, INDEX_FILE)
     names = [WEIGHTS_FILE]
-    if not exists(posixpath.join(directory, WEIGHTS_FILE)) and exists(index):
-        names = _files_of_index(index)
+    if not exists(posixpath.join(directory, WEIGHTS_FILE)) and exists(path):
+        index = load_json(path)
+        files = index.get("weight_map") if isinstance(index, dict) else ""
+        if not isinstance(files, dict) or not files:
+            raise UserError(f"{path} must have a weight_map")
+        names = sorted({str(name) for name in files.values()})
+    for name in names:
+        if not re.fullmatch(r"[^/\\]+\.safetensors", name):
+            raise UserError(
+                f"{path} must name .safetensors files in its own folder",
+                received=repr(name),
+            )
     return {
         name: values
         for file in names
         for name, values in _read_file(posixpath.join(directory, file))
     }
-
-
-def _files_of_index(path: str) -> list[str]:
-    """The files that an index names, which must be in its own folder."""
-    index = load_json(path)
-    file_of_weight = index.get("weight_map") if isinstance(index, dict) else ""
-    if not isinstance(file_of_weight, dict) or not file_of_weight:
-        raise UserError(f"{path} must have a weight_map")
-    names = sorted({str(name) for name in file_of_weight.values()})
-    for name in names:
-        has_no_path = name == posixpath.basename(name) and "\\" not in name
-        if not has_no_path or not name.endswith(".safetensors"):
-            raise UserError(
-                f"{path} must name .safetensors files in its own folder",
-                received=repr(name),
-            )
-    return names
 
 
 def _read_file(path: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -229,11 +238,7 @@ def _by_path(
 
 
 def _new_masked_lm_head(config: ModelConfig) -> dict[str, np.ndarray]:
-    """Initial values, as in a new run.
-
-    Kernels are normal, truncated at two standard deviations; LayerNorm's
-    gamma is 1; biases are 0.
-    """
+    """Initial values: as `layers.initializer`, gamma is 1, biases are 0."""
     generator = np.random.default_rng(0)
     head = {}
     for weight in list_weights(config):
@@ -265,35 +270,34 @@ def _remove_projection(tensors: dict[str, np.ndarray], directory: str) -> None:
         )
 
 
-# --- writing ----------------------------------------------------------------
+# --- Writing ------------------------------------------------------------------
 
 
 def write(
     weights: ModelWeights,
     directory: str,
-    licence: str = "",
     with_sentence_head: bool = True,
     dtype: str = "float32",
-) -> None:
-    """Writes a folder for the class `hugging_face_config.class_name`.
+) -> ModelWeights:
+    """Writes a folder for the class `class_name`, without a model card.
 
     Args:
         weights: The model. Layers that share only some weights become groups;
             see `ModelWeights.regrouped`. The format has no moments.
         directory: A new directory. The caller must ensure that no reader
             mistakes an incomplete folder for a complete one.
-        licence: Licence of the weights, for the model card: an identifier
-            from the Hub's list, e.g. apache-2.0; "" if unknown.
         with_sentence_head: Whether to write pooler and sentence head of a
             pretrained model.
         dtype: Type of the stored weights, "float32" or "float16".
 
+    Returns:
+        The model of the folder.
+
     Raises:
-        UserError: If transformers would build a different model.
+        UserError: If transformers has no such head.
     """
     weights = weights.regrouped()
     config = weights.config
-    check_groups(config, "transformers", weights.source)
     if not with_sentence_head and weights.head is None:
         kept = list_weights(config, "none")
         weights = dataclasses.replace(
@@ -314,7 +318,6 @@ def write(
             "the vocabulary is unknown, so %s has no tokenizer", directory
         )
     files[CONFIG_FILE] = format_config(weights)
-    files[CARD_FILE] = make_model_card(weights, licence).encode()
     tensors = {
         w.hugging_face: np.ascontiguousarray(
             weights.values[w.path].T if w.transposed else weights.values[w.path]
@@ -341,3 +344,370 @@ def write(
     files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
     for name, content in files.items():
         write_bytes(posixpath.join(directory, name), content)
+    return weights
+
+
+# --- config.json --------------------------------------------------------------
+
+# Settings that have the same name in both projects, and the default values of
+# `AlbertConfig`.
+SHARED_SETTINGS = {
+    "vocab_size": 30000,
+    "embedding_size": 128,
+    "hidden_size": 4096,
+    "num_hidden_layers": 12,
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+}
+
+# Settings of `AlbertConfig` for which this project supports one value.
+_FIXED_SETTINGS = {
+    "model_type": "albert",
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+    "is_decoder": False,
+}
+
+# Hugging Face's names -> ours; the last one of each of ours is written. Its
+# "gelu" is the exact function, ours is the tanh approximation.
+_ACTIVATIONS = {
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "linear": "linear",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+_THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+
+# The number of choices if a config.json has none: that of the documentation of
+# transformers, which ignores this setting.
+_NUM_CHOICES = "num_choices"
+_DEFAULT_NUM_CHOICES = 2
+
+KEY = "albert_tf"
+NULL_THRESHOLD = "null_threshold"
+
+
+class TaskOfTransformers(NamedTuple):
+    """What transformers calls a kind of task, and the settings of `KEY`."""
+
+    class_name: str
+    pipeline: str
+    settings: tuple[str, ...]
+
+
+_SEQUENCES = TaskOfTransformers(
+    "AlbertForSequenceClassification",
+    "text-classification",
+    ("max_seq_length",),
+)
+TASKS = {
+    CLASSIFICATION: _SEQUENCES,
+    REGRESSION: _SEQUENCES,
+    MULTIPLE_CHOICE: TaskOfTransformers(
+        "AlbertForMultipleChoice",
+        "multiple-choice",
+        ("max_seq_length", "max_qa_length"),
+    ),
+    QUESTION_ANSWERING: TaskOfTransformers(
+        "AlbertForQuestionAnswering",
+        "question-answering",
+        (
+            "max_seq_length",
+            "doc_stride",
+            "max_query_length",
+            "max_answer_length",
+            "n_best_size",
+            NULL_THRESHOLD,
+        ),
+    ),
+}
+
+
+def class_name(weights: ModelWeights) -> str:
+    """The class of transformers that has exactly the weights of a model."""
+    if weights.head:
+        return TASKS[weights.head.kind].class_name
+    has_head = weights.sentence_objective != "none"
+    return "AlbertForPreTraining" if has_head else "AlbertForMaskedLM"
+
+
+def read_config(stored: Any, path: str) -> tuple[ModelConfig, str]:
+    """Reads the architecture and the sentence objective of a config.json.
+
+    Args:
+        stored: The content. Missing settings have the defaults of
+            transformers' `AlbertConfig`; the objective, "sop".
+        path: Of the file, for the error.
+    """
+    if not isinstance(stored, dict):
+        raise UserError(f"{path} must hold a JSON object")
+    activation = stored.get("hidden_act", "gelu_new")
+    if activation == "gelu":
+        raise UserError(
+            f"hidden_act in {path} must be gelu_new, the tanh approximation "
+            "of GELU, which albert_tf computes",
+            received="gelu, the exact function; they differ by up to 0.0005",
+            remedy="Write gelu_new in that file to accept the difference. For "
+            "the published v1 models, which say gelu, gelu_new is right.",
+        )
+    supported = {name: [value] for name, value in _FIXED_SETTINGS.items()} | {
+        "hidden_act": list(_ACTIVATIONS),
+        "sentence_objective": list(SENTENCE_OBJECTIVES),
+    }
+    for name, values in supported.items():
+        if name in stored and stored[name] not in values:
+            raise UserError(
+                f"{name} in {path} must be one of {json.dumps(values)[1:-1]}",
+                received=json.dumps(stored[name]),
+            )
+    config = ModelConfig.from_dict(
+        {
+            name: stored.get(name, default)
+            for name, default in SHARED_SETTINGS.items()
+        }
+        | {"hidden_act": _ACTIVATIONS[activation]},
+        path,
+    )
+    return config, stored.get("sentence_objective", "sop")
+
+
+def format_config(weights: ModelWeights) -> bytes:
+    """The content of a config.json."""
+    config, head = weights.config, weights.head
+    values = {
+        "architectures": [class_name(weights)],
+        **_FIXED_SETTINGS,
+        **{name: getattr(config, name) for name in SHARED_SETTINGS},
+        "hidden_act": _THEIR_ACTIVATIONS[config.hidden_act],
+        "classifier_dropout_prob": 0.1,
+        "pad_token_id": PAD_ID,
+        "bos_token_id": CLS_ID,
+        "eos_token_id": SEP_ID,
+        # Not a setting of transformers, which ignores it.
+        "sentence_objective": weights.sentence_objective,
+    }
+    if head and head.is_beam:
+        raise UserError(
+            "transformers has no ALBERT with the head squad_head=beam",
+            remedy="Fine-tune with --squad_head=plain.",
+        )
+    if head and head.kind == REGRESSION:
+        values |= {"problem_type": "regression", "id2label": {"0": "value"}}
+    if head and head.kind == CLASSIFICATION:
+        values |= {
+            "problem_type": "single_label_classification",
+            "id2label": {str(i): name for i, name in enumerate(head.labels)},
+            "label2id": {name: i for i, name in enumerate(head.labels)},
+        }
+    if head and head.kind == MULTIPLE_CHOICE:
+        values[_NUM_CHOICES] = head.num_choices
+    if weights.settings:
+        # JSON has no infinity, the threshold of a model that answers every
+        # question.
+        values[KEY] = {
+            name: None if value == math.inf else value
+            for name, value in weights.settings.items()
+        }
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def read_task(
+    stored: Mapping[str, Any], model: ModelConfig, path: str
+) -> tuple[TaskHeadConfig | None, dict[str, Any]]:
+    """The head of a fine-tuned model, and its settings in `TASKS`.
+
+    None and {} for a pretrained model. `model` limits the length of a sequence.
+    """
+    if stored.get("problem_type") == "multi_label_classification":
+        raise UserError(
+            "problem_type must be single_label_classification or regression",
+            received="multi_label_classification",
+            remedy="albert_tf has no head that predicts several classes of "
+            "one text.",
+        )
+    name = (stored.get("architectures") or [""])[0]
+    labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if name == TASKS[CLASSIFICATION].class_name:
+        head = TaskHeadConfig(REGRESSION)
+        if len(labels) > 1 and stored.get("problem_type") != REGRESSION:
+            names = tuple(labels[str(i)] for i in range(len(labels)))
+            head = TaskHeadConfig(CLASSIFICATION, names)
+    elif name == TASKS[MULTIPLE_CHOICE].class_name:
+        if _NUM_CHOICES not in stored:
+            logging.warning(
+                "%s does not store the number of choices of a question: an "
+                "export takes %d, unless a conversion sets --num_choices",
+                path,
+                _DEFAULT_NUM_CHOICES,
+            )
+        num_choices = stored.get(_NUM_CHOICES, _DEFAULT_NUM_CHOICES)
+        head = TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
+    elif name == TASKS[QUESTION_ANSWERING].class_name:
+        head = TaskHeadConfig(QUESTION_ANSWERING)
+    else:
+        return None, {}
+    settings = stored.get(KEY, {})
+    where = f"{KEY} in {path}"
+    known = TASKS[head.kind].settings
+    if not isinstance(settings, dict) or not set(settings) <= set(known):
+        raise UserError(
+            f"{where} must be an object with settings among {', '.join(known)}",
+            received=settings,
+            remedy=f"Correct it, or remove {KEY}: the settings then have their "
+            "defaults.",
+        )
+    infinite = {}
+    if settings.get(NULL_THRESHOLD, 0) is None:
+        infinite = {NULL_THRESHOLD: math.inf}
+    finite = {n: value for n, value in settings.items() if n not in infinite}
+    positions = model.max_position_embeddings
+    length = min(FinetuningDataConfig.max_seq_length, positions)
+    try:
+        config = FinetuningConfig().replace(
+            max_position_embeddings=positions,
+            **{"max_seq_length": length, **finite},
+        )
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return head, {n: find_setting(config, n) for n in finite} | infinite
+
+
+# --- The vocabulary -----------------------------------------------------------
+
+_TEMPLATE = pathlib.Path(__file__).with_name("tokenizer_template.json")
+_SETTINGS_FILE = "tokenizer_config.json"
+_FAST_FILE = "tokenizer.json"
+_SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+
+# Subtracted from the score of a piece that ends in a digit and a comma:
+# google-research/albert's tokenizer splits such pieces. Hugging Face's own
+# conversion uses the same number.
+_PENALTY = 100.0
+
+
+def tokenizer_files(
+    tokenizer: Tokenizer, vocabulary: str, max_length: int
+) -> dict[str, bytes]:
+    """The contents of the tokenizer's files, by file name.
+
+    tokenizer_template.json has what does not depend on the vocabulary.
+
+    Args:
+        tokenizer: The tokenizer of the vocabulary.
+        vocabulary: Path of the SentencePiece model.
+        max_length: Maximum number of tokens in the model's input.
+    """
+    # Imported late, since it takes as long as all other imports here.
+    from sentencepiece import sentencepiece_model_pb2
+
+    with open_existing(vocabulary, "rb") as file:
+        content = file.read()
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    # A self-contained vocabulary normalises text itself.
+    normalized_outside = tokenizer.kind == GOOGLE_ALBERT
+    files = json.loads(_TEMPLATE.read_text("utf-8"))
+    files[_SETTINGS_FILE] = {
+        **files[_SPECIAL_TOKENS_FILE],
+        "do_lower_case": normalized_outside and tokenizer.do_lower_case,
+        "keep_accents": not normalized_outside,
+        "remove_space": True,
+        "model_max_length": max_length,
+        "tokenizer_class": _tokenizer_class(tokenizer),
+        # Without them, transformers 5 leaves out token_type_ids, and the model
+        # reads both texts of a pair as segment 0.
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    }
+    fast = files[_FAST_FILE]
+    charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap)
+    fast["normalizer"]["normalizers"] = [
+        *(_normalizers(tokenizer.do_lower_case) if normalized_outside else ()),
+        {"type": "Precompiled", "precompiled_charsmap": charsmap.decode()},
+        _replace(" {2,}", " "),
+    ]
+    fast["model"]["byte_fallback"] = model.trainer_spec.byte_fallback
+    for piece in model.pieces:
+        text, score = piece.piece, piece.score
+        if normalized_outside and text[-1:] == "," and text[-2:-1].isdigit():
+            score -= _PENALTY
+        fast["model"]["vocab"].append([text, score])
+    return {TOKENIZER_FILE: content} | {
+        name: f"{json.dumps(v, indent=2, ensure_ascii=False)}\n".encode()
+        for name, v in files.items()
+    }
+
+
+def is_cased(directory: str, vocabulary: str) -> bool:
+    """Whether a folder's settings say that its vocabulary keeps upper case.
+
+    False for a self-contained vocabulary, whose model file stores the case.
+    """
+    settings = load_json_if_any(posixpath.join(directory, _SETTINGS_FILE))
+    return (
+        isinstance(settings, dict)
+        and settings.get("do_lower_case") is False
+        and Tokenizer(vocabulary).kind == GOOGLE_ALBERT
+    )
+
+
+def _tokenizer_class(tokenizer: Tokenizer) -> str:
+    """The class that `AutoTokenizer` chooses.
+
+    `AlbertTokenizer` of transformers 5 ignores the pipeline in
+    `tokenizer.json` and builds one that has no byte pieces, drops vowels of
+    Hindi and Thai as accents, and splits Hangul into letters. A vocabulary
+    with such pieces needs the class that uses the file unchanged.
+    """
+
+    def is_lost(piece: str) -> bool:
+        return bool(_BYTE_PIECE.fullmatch(piece)) or (
+            tokenizer.kind == GOOGLE_ALBERT
+            and any(
+                unicodedata.category(c).startswith("M")
+                or unicodedata.name(c, "").startswith("HANGUL SYLLABLE")
+                for c in piece
+            )
+        )
+
+    pieces = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
+    any_is_lost = any(map(is_lost, pieces))
+    return "PreTrainedTokenizerFast" if any_is_lost else "AlbertTokenizer"
+
+
+def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
+    """`tokenization.normalize`, built from Hugging Face's normalisers."""
+    # Characters that are white space in Python only.
+    spaces = character_class(
+        lambda c: c.isspace() and c < "\u0100" and c not in " \t\n\r"
+    )
+    # StripAccents would drop all marks, vowels of Hindi and Thai among them.
+    # `normalize` drops only those with a combining class.
+    accents = character_class(unicodedata.combining)
+    return [
+        _replace(spaces, " "),
+        {"type": "NFKD"},
+        _replace(accents, ""),
+        *([{"type": "Lowercase"}] if do_lower_case else []),
+        # SentencePiece's rules compose Hangul. The "Precompiled" normaliser
+        # should apply the same rules, but does not compose it.
+        {"type": "NFKC"},
+    ]
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {
+        "type": "Replace",
+        "pattern": {"Regex": pattern},
+        "content": content,
+    }

@@ -202,44 +202,13 @@ def _variables_of(
         )
 
 
-# The group of layer n of L, of G groups, that another project computes in
-# floating point. For some L and G, the result is one group too low.
-_GROUP_OF_LAYER = {
-    "google-research/albert": lambda n, layers, groups: int(
-        n / layers * groups
-    ),
-    "transformers": lambda n, layers, groups: int(n / (layers / groups)),
-}
-
-
-def check_groups(config: ModelConfig, project: str, source: str) -> None:
-    """Refuses layers that another project would put into other groups.
-
-    With 22 layers in 22 groups, google-research/albert puts layer 15 into
-    group 14; with 44 layers in 20 groups, transformers puts layer 33 into
-    group 14, not 15. The error names `source` and the first such layer.
-    """
-    layers, groups = config.num_hidden_layers, config.num_hidden_groups
-    for layer in range(layers):
-        here = config.group_of_layer(layer)
-        there = _GROUP_OF_LAYER[project](layer, layers, groups)
-        if here != there:
-            raise UserError(
-                f"{source}: {project} must assign each layer to the same "
-                "group as albert_tf",
-                received=f"layer {layer} of {layers}, with {groups} groups, "
-                f"is in group {there} in {project}, because of a rounding "
-                f"error, and in group {here} in albert_tf",
-            )
-
-
 def weights_in_file(
     config: ModelConfig, paths: Collection[str]
 ) -> tuple[str, list[Weight]]:
     """The sentence objective and the variables of a pretrained model's file.
 
     The objective is "sop" or, without pooler and sentence head, "none". A file
-    with a pooler may lack the head, as the first TF-Hub modules do.
+    with a pooler may lack the head, as an `AlbertModel` of Hugging Face does.
     """
     has_head, has_pooler = (
         any(path.startswith(part) for path in paths)
@@ -268,7 +237,7 @@ class ModelWeights:
         head: The head of a fine-tuned model, which has no pretraining heads
             and the sentence objective "none"; None for a pretrained model.
         settings: How a fine-tuned model reads text and answers, as in
-            `hugging_face_config.TASKS`; empty if unknown.
+            `hugging_face.TASKS`; empty if unknown.
         do_lower_case: Whether it was trained on lower-cased text; None if
             unknown.
         run_dir: The run that trained the model; "" if unknown.
@@ -358,21 +327,17 @@ class ModelWeights:
             num_hidden_groups=self.config.num_hidden_layers,
         )
 
-        def before(path: str) -> str:
-            """The path in this model; group N of the new one is layer N."""
-            old = re.sub(r"/group_(\d+)_", r"/layer_\1_", path)
-            if old in self.values:
-                return old
-            return re.sub(
-                r"/group_(\d+)_",
-                lambda match: (
-                    f"/group_{self.config.group_of_layer(int(match[1]))}_"
-                ),
-                path,
-            )
+        def owner_before(match: re.Match[str]) -> str:
+            """The owner of the weights of layer N, now group N."""
+            layer, rest = int(match[1]), match[2]
+            if f"{MODEL_NAME}/encoder/layer_{layer}_{rest}" in self.values:
+                return f"layer_{layer}_{rest}"
+            return f"group_{self.config.group_of_layer(layer)}_{rest}"
 
-        weights = list_weights(config, self.sentence_objective, self.head)
-        values = {w.path: self.values[before(w.path)] for w in weights}
+        values = {}
+        for weight in list_weights(config, self.sentence_objective, self.head):
+            path = re.sub(r"group_(\d+)_(inner.*)", owner_before, weight.path)
+            values[weight.path] = self.values[path]
         return dataclasses.replace(self, config=config, values=values, slots={})
 
 
@@ -384,7 +349,7 @@ def check_arrays(
     """Refuses arrays that are missing, unknown, or of another form.
 
     Args:
-        shapes: Shape of each array that must exist, by name.
+        shapes: The shape of each array that must exist.
         found: Shape and dtype of each array that exists.
         source: Path that they were read from.
     """

@@ -66,34 +66,19 @@ def random_batch(config, seed=5):
     }
 
 
-def write(
-    prefix,
-    config,
-    *,
-    step=None,
-    slots=False,
-    scope="",
-    sentence_head=True,
-    config_file=None,
-):
+def write(prefix, config, *, step=None, slots=False):
     """Builds the graph with random values and saves it by a Saver.
 
     Args:
         prefix: The checkpoint's, e.g. `directory / "model.ckpt-best"`.
-        config: The keys of an `albert_config.json`.
+        config: The keys of an `albert_config.json`, written next to it.
         step: `global_step`; None writes a checkpoint without it.
         slots: Whether to save the optimizer's moments.
-        scope: Prefix of every name, e.g. "module".
-        sentence_head: Whether the graph has a sentence head.
-        config_file: Where to write `config`; by default next to the
-            checkpoint.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    config_file = config_file or prefix.parent / "albert_config.json"
-    config_file.parent.mkdir(parents=True, exist_ok=True)
-    config_file.write_text(json.dumps(config))
+    (prefix.parent / "albert_config.json").write_text(json.dumps(config))
     with v1.Graph().as_default(), v1.Session() as session:
-        outputs = _build(config, scope, sentence_head)
+        outputs = _model(config)
         if slots:
             for variable in v1.global_variables():
                 for slot in ("adam_m", "adam_v"):
@@ -121,17 +106,10 @@ def write(
     return Written(values, outputs)
 
 
-def _build(config, scope, sentence_head):
+def _model(config):
     batch = {
         name: tf.constant(value) for name, value in random_batch(config).items()
     }
-    if not scope:
-        return _model(config, batch, sentence_head)
-    with v1.variable_scope(scope):
-        return _model(config, batch, sentence_head)
-
-
-def _model(config, batch, sentence_head):
     width, hidden_size = config["embedding_size"], config["hidden_size"]
     length = batch["input_ids"].shape[1]
     with v1.variable_scope("bert"):
@@ -178,13 +156,11 @@ def _model(config, batch, sentence_head):
             masked, tf.tile(words[None], [2, 1, 1]), transpose_b=True
         )
         outputs["mlm_logits"] = scores + bias
-    if sentence_head:
-        with v1.variable_scope("cls/seq_relationship"):
-            weights = v1.get_variable("output_weights", [2, hidden_size])
-            bias = v1.get_variable("output_bias", [2])
-            outputs["sentence_logits"] = (
-                tf.matmul(pooled, weights, transpose_b=True) + bias
-            )
+    with v1.variable_scope("cls/seq_relationship"):
+        weights = v1.get_variable("output_weights", [2, hidden_size])
+        bias = v1.get_variable("output_bias", [2])
+        logits = tf.matmul(pooled, weights, transpose_b=True) + bias
+        outputs["sentence_logits"] = logits
     return outputs
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from albert_tf.config import ModelConfig
+from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.modeling.models import AlbertPretrainer
 
@@ -25,6 +25,14 @@ TINY = ModelConfig(
     intermediate_size=10,
     max_position_embeddings=7,
 )
+
+HEADS = {
+    "classification": TaskHeadConfig("classification", ("no", "yes", "maybe")),
+    "regression": TaskHeadConfig("regression"),
+    "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=4),
+    "question_answering": TaskHeadConfig("question_answering"),
+    "beam": TaskHeadConfig("question_answering", squad_head="beam"),
+}
 
 
 def random_weights(

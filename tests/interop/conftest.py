@@ -4,11 +4,9 @@ import shutil
 
 import pytest
 
-from albert_tf.interop import hugging_face
 from albert_tf.training import train
 from tests.helpers import google_albert_graph, tiny_run
 from tests.helpers.google_albert_graph import GROUPS
-from tests.helpers.hugging_face_folder import make_weights
 from tests.helpers.shared_directory import build_once
 from tests.helpers.tiny_albert import VOCABULARY
 
@@ -46,11 +44,3 @@ def google_albert_dir(tmp_path_factory):
         (directory / "model.ckpt-best.meta").write_bytes(b"a graph")
 
     return build_once(tmp_path_factory, "interop_model", write) / "albert_tiny"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A Hugging Face folder of `TINY`, and its weights."""
-    weights = make_weights()
-    hugging_face.write(weights, str(tmp_path / "folder"))
-    return tmp_path / "folder", weights

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import numpy as np
@@ -11,21 +12,30 @@ import tensorflow as tf
 from albert_tf.config import (
     ConvertConfig,
     ExportConfig,
+    FinetuningConfig,
     TaskHeadConfig,
 )
 from albert_tf.errors import UserError
-from albert_tf.interop import hugging_face
-from albert_tf.interop.convert import convert, write_run
-from albert_tf.interop.verify import verify
+from albert_tf.interop import formats, hugging_face
+from albert_tf.interop.convert import (
+    convert,
+    make_model_card,
+    verify,
+    write_run,
+)
+from albert_tf.runs.directory import load_config, null_threshold, write_config
 from albert_tf.serving.export import export
 from albert_tf.training import evaluate, train
-from tests.helpers import tiny_run
+from tests.helpers import google_albert_graph, tiny_run
 from tests.helpers.conversion import (
+    assert_same,
+    change_json,
     converted,
-    refused,
+    make_archive,
 )
+from tests.helpers.google_albert_graph import CONFIG
 from tests.helpers.small_builds import read_files
-from tests.helpers.tiny_albert import TINY, random_weights
+from tests.helpers.tiny_albert import HEADS, TINY, random_weights
 
 
 @pytest.mark.slow
@@ -55,10 +65,7 @@ def test_a_converted_run_is_evaluated_and_exported(
 
 
 def test_a_converted_run_cannot_be_resumed(tmp_path, run_dir, tiny_records):
-    """Its settings and its position in the data are unknown.
-
-    The attempt must not change its files, e.g. its vocabulary.
-    """
+    """The attempt does not change its files, e.g. its vocabulary."""
     converted(run_dir, tmp_path / "folder")
     converted(tmp_path / "folder", tmp_path / "run")
     before = read_files(tmp_path / "run")
@@ -81,33 +88,130 @@ def test_the_command_prints_a_summary(tmp_path, google_albert_dir, capsys):
     block = 4 * (6 * 6 + 6) + 2 * 2 * 6 + (6 * 10 + 10) + (10 * 6 + 6)
     embeddings = (30000 + 2 + 9) * 4 + 2 * 4 + (4 * 6 + 6)
     heads = (6 * 4 + 4) + 2 * 4 + 30000 + (6 * 6 + 6) + (2 * 6 + 2)
-    assert f"{embeddings + 4 * block + heads:,} parameters" in printed
-    assert "step                900" in printed
-    assert "moments             of 80 variables" in printed
-    assert f"{google_albert_dir / 'model.ckpt-best'} (published)" in printed
-    assert "all 240 arrays are equal, bit for bit" in printed
+    for passage in (
+        f"{embeddings + 4 * block + heads:,} parameters",
+        "step                900",
+        "moments             of 80 variables",
+        f"{google_albert_dir / 'model.ckpt-best'} (published)",
+        "all 240 arrays are equal, bit for bit",
+    ):
+        assert passage in printed
 
 
-def test_missing_and_contradictory_settings_are_refused(
+# --- refusals -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory, run_dir, google_albert_dir):
+    """Models that cannot be converted, and places that are no models."""
+    here = tmp_path_factory.mktemp("sources")
+    (here / "empty").mkdir()
+    (here / "text.txt").write_text("text")
+    for name in ("a.bin", "b.pt", "c.h5", "d.ckpt"):
+        (here / name).mkdir()
+        (here / name / "config.json").write_text("{}")
+        (here / name / name).write_bytes(b"\x80\x04.")
+    shutil.copytree(google_albert_dir, here / "small")
+    google_albert_graph.write(here / "small" / "model.ckpt-best", CONFIG)
+    make_archive(here / "small.tar", here / "small")
+    for name, changes in (
+        ("wide", {"intermediate_size": 23}),
+        ("inner", {"intermediate_size": 23, "inner_group_num": 2}),
+    ):
+        shutil.copytree(run_dir, here / name)
+        file = here / name / "config.json"
+        model = json.loads(file.read_text())["model"] | changes
+        change_json(file, model=model)
+    shutil.copytree(google_albert_dir, here / "left.partial")
+    for name in ("beam", "classification"):
+        weights = random_weights(TINY, "none", head=HEADS[name])
+        write_run(weights, str(here / name), str(here / name))
+    return here
+
+
+ONE = "checkpoint_step must be omitted .*Received: 4, and "
+UNSAFE = "cannot run code.*Received: .*{}.*save_pretrained"
+VOCABULARY = r"30000 pieces in 30k-clean\.model, and 11"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"from_": ""}, "--from is required"),
+        ({"to": ""}, "--to is required"),
+        ({"to_format": "run"}, "must be hugging_face if --from is a run"),
+        ({"to_format": "published"}, r"no longer writes.*=hugging_face"),
+        ({"to": "{here}/wide"}, "--to must be new, or"),
+        ({"to": "{here}/text.txt"}, "--to must be new, or"),
+        (
+            {"from_": "{published}", "weights_dtype": "float16"},
+            "weights_dtype must be float32 unless .*--to_format=hugging_face",
+        ),
+        ({"from_": "{here}/none"}, "none, which does not exist"),
+        ({"from_": "{here}/empty"}, "empty, with no files"),
+        ({"from_": "{here}/text.txt"}, r"Received: .*text\.txt"),
+        ({"from_": "{here}/a.bin"}, UNSAFE.format("a.bin")),
+        ({"from_": "{here}/b.pt/b.pt"}, UNSAFE.format("b.pt")),
+        ({"from_": "{here}/c.h5"}, UNSAFE.format("c.h5")),
+        ({"from_": "{here}/d.ckpt/d.ckpt"}, UNSAFE.format("d.ckpt")),
+        ({"from_": "{here}/small"}, VOCABULARY),
+        ({"from_": "{here}/small.tar"}, VOCABULARY),
+        ({"from_": "{here}/wide"}, r"\[16, 24\], not \[16, 23\]"),
+        ({"from_": "{here}/inner"}, r"inner_group_1.* is missing"),
+        # A killed conversion may have left the only copy of a model.
+        (
+            {"from_": "{here}/left.partial", "to": "{here}/left"},
+            "Choose another --to",
+        ),
+        (
+            {
+                "from_": "{here}/left.partial/model.ckpt-best",
+                "to": "{here}/left",
+            },
+            "Choose another --to",
+        ),
+        ({"from_": "{here}/beam"}, "squad_head=beam.*--squad_head=plain"),
+        (
+            {"from_": "{here}/classification", "num_choices": 3},
+            "num_choices must be omitted unless",
+        ),
+        ({"from_": "{run}", "checkpoint_step": 3}, r"Available steps: .*2, 4"),
+        # Such a path leaves no choice of a step.
+        (
+            {"from_": "{run}/checkpoints/step-00000002", "checkpoint_step": 4},
+            ONE + ".*step-00000002",
+        ),
+        ({"from_": "{run}/best", "checkpoint_step": 4}, ONE + ".*/best"),
+        (
+            {
+                "from_": "{published}/model.ckpt-best.index",
+                "checkpoint_step": 4,
+            },
+            ONE + r".*ckpt-best\.index",
+        ),
+    ],
+)
+def test_a_refused_conversion_writes_nothing(
+    settings, message, sources, run_dir, google_albert_dir
+):
+    before = sorted(sources.rglob("*"))
+    places = {"here": sources, "run": run_dir, "published": google_albert_dir}
+    settings = {"from_": "{run}", "to": "{here}/out"} | settings
+    with pytest.raises(UserError, match=message):
+        convert(
+            ConvertConfig(
+                **{
+                    name: v.format(**places) if isinstance(v, str) else v
+                    for name, v in settings.items()
+                }
+            )
+        )
+    assert sorted(sources.rglob("*")) == before
+
+
+def test_empty_directories_are_filled_also_behind_a_link(
     tmp_path, google_albert_dir
 ):
-    run = str(tmp_path / "run")
-    converted(google_albert_dir, run)
-    for settings, message in (
-        ({"to": "x"}, "--from is required"),
-        ({"from_": "x"}, "--to is required"),
-        ({"from_": run, "to": "x", "to_format": "run"}, "if --from is a run"),
-        ({"to_format": "published"}, r"no longer writes.*=hugging_face"),
-        ({"from_": str(google_albert_dir), "to": run}, "--to must be new, or"),
-    ):
-        with pytest.raises(UserError, match=message):
-            convert(ConvertConfig(**settings))
-    (tmp_path / "empty").mkdir()
-    converted(run, tmp_path / "empty")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
-
-
-def test_a_link_to_an_empty_directory_is_filled(tmp_path, google_albert_dir):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     converted(google_albert_dir, tmp_path / "link")
@@ -122,10 +226,10 @@ def test_files_that_another_process_wrote_meanwhile_are_kept(
     """Converting the largest models takes minutes."""
     write = hugging_face.write
 
-    def write_as_another_does(weights, directory, *more):
-        write(weights, directory, *more)
+    def write_as_another_does(*arguments):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "file").write_text("another's")
+        return write(*arguments)
 
     monkeypatch.setattr(hugging_face, "write", write_as_another_does)
     with pytest.raises(UserError, match="--to must be new"):
@@ -134,15 +238,84 @@ def test_files_that_another_process_wrote_meanwhile_are_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_source_is_not_removed_as_a_temporary_directory(
-    tmp_path, google_albert_dir, monkeypatch
-):
-    """A killed conversion may have left the only copy of a model."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(google_albert_dir, tmp_path / "out.partial")
-    match = r"Received: .*Choose another --to"
-    refused("out.partial", tmp_path, match)
-    refused(tmp_path / "out.partial" / "model.ckpt-best", tmp_path, match)
+def test_a_full_disk_leaves_nothing_behind(small_disk, google_albert_dir):
+    with pytest.raises((OSError, tf.errors.ResourceExhaustedError)):
+        converted(google_albert_dir, small_disk / "out")
+    assert not list(small_disk.iterdir())
+
+
+# --- fine-tuned models --------------------------------------------------------
+
+QUESTIONS = {
+    "max_seq_length": 6,
+    "doc_stride": 3,
+    "max_query_length": 2,
+    "max_answer_length": 4,
+    "n_best_size": 7,
+    "null_threshold": 1.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("classification", {"max_seq_length": 5}),
+        ("regression", {"max_seq_length": 5}),
+        ("multiple_choice", {"max_seq_length": 6, "max_qa_length": 3}),
+        ("question_answering", QUESTIONS),
+        ("question_answering", QUESTIONS | {"null_threshold": math.inf}),
+    ],
+)
+def test_a_fine_tuned_run_becomes_a_folder_and_back(kind, settings, tmp_path):
+    """An infinite threshold answers every question."""
+    weights = random_weights(TINY, "none", head=HEADS[kind], settings=settings)
+    run, folder = str(tmp_path / "run"), tmp_path / "hf"
+    write_run(weights, run, run)
+    assert formats.read_weights(run).settings == settings
+
+    converted(run, folder)
+    read = converted(folder, tmp_path / "back")
+
+    assert_same(read, weights)
+    assert read.settings == settings
+    text = (folder / "config.json").read_text()
+    # Infinity is not JSON.
+    stored = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    stored["albert_tf"].pop("null_threshold", 0)
+    assert stored["albert_tf"].items() <= settings.items()
+    card = (folder / "README.md").read_text()
+    assert "| max_seq_length |" in card
+    if kind == "question_answering":
+        threshold = settings["null_threshold"]
+        value = threshold if threshold < math.inf else "none: every question"
+        assert f"| null_threshold | {value}" in card
+        back = str(tmp_path / "back")
+        config = load_config(back, FinetuningConfig)
+        assert null_threshold(back, config) == threshold
+
+
+def test_the_number_of_choices_is_a_setting_of_the_conversion(tmp_path, caplog):
+    """transformers does not store it."""
+    head = HEADS["multiple_choice"]
+    source = tmp_path / "hf"
+    hugging_face.write(random_weights(TINY, "none", head=head), str(source))
+    stored = json.loads((source / "config.json").read_text())
+    del stored["num_choices"]
+    (source / "config.json").write_text(json.dumps(stored))
+
+    def num_choices(name, **settings):
+        return converted(source, tmp_path / name, **settings).head.num_choices
+
+    assert num_choices("a") == 2
+    assert "takes 2, unless a conversion sets --num_choices" in caplog.text
+    assert num_choices("b", num_choices=5) == 5
+    caplog.clear()
+    change_json(source / "config.json", num_choices=3)
+    assert num_choices("c") == 3
+    assert "--num_choices" not in caplog.text
+
+
+# --- verify -------------------------------------------------------------------
 
 
 def test_verify_finds_a_bit_that_changed(
@@ -177,12 +350,6 @@ def test_verify_compares_labels_and_objective(fact, tmp_path):
         verify(dataclasses.replace(weights, **{fact: other}), run)
 
 
-def test_a_full_disk_leaves_nothing_behind(small_disk, google_albert_dir):
-    with pytest.raises((OSError, tf.errors.ResourceExhaustedError)):
-        converted(google_albert_dir, small_disk / "out")
-    assert not list(small_disk.iterdir())
-
-
 @pytest.mark.interop
 def test_verify_compares_outputs_with_transformers(
     tmp_path, google_albert_dir, capsys
@@ -197,3 +364,71 @@ def test_verify_compares_outputs_with_transformers(
     printed = capsys.readouterr().out
     assert "largest difference of mlm_logits: " in printed
     assert "of sentence_logits" not in printed
+
+
+# --- the model card -----------------------------------------------------------
+
+
+def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
+    """The metrics are of the last evaluation at or before the step."""
+    config = tiny_run.make_config(tiny_records, tmp_path / "run")
+    run_dir = config.training.output_dir
+    write_config(run_dir, config)
+    metadata = (tiny_records / "train" / "metadata.json").read_text()
+    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
+    lines = [
+        {
+            "split": "eval",
+            "step": 8,
+            "masked_lm_loss": 5.51234,
+            "evaluation_seconds": 7.0,
+        },
+        {"split": "train", "step": 8, "masked_lm_loss": 7.7777},
+        {"split": "eval", "step": 12, "masked_lm_loss": 4.4},
+    ]
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+    weights = random_weights(config.model, "none", step=8, run_dir=run_dir)
+
+    card = make_model_card(weights, "cc-by-sa-4.0")
+
+    fields, text = card.removeprefix("---\n").split("---\n", 1)
+    assert "license: cc-by-sa-4.0\n" in fields
+    metadata = json.loads(metadata)
+    for passage in (
+        "8 steps",
+        "It has no sentence head.",
+        "| hidden_size | 16 |",
+        f"| num_documents | {metadata['num_documents']} |",
+        f"| vocabulary_sha256 | {metadata['vocabulary_sha256']} |",
+        "| optimizer | lamb |",
+        "| learning_rate | 0.02 |",
+        "| sentence_objective | sop |",
+        "| masked_lm_loss | 5.5123 |",
+        "| step | 8 |",
+    ):
+        assert passage in text
+    for absent in ("4.4", "7.7777", "evaluation_seconds"):
+        assert absent not in text
+
+
+def test_the_card_of_a_fine_tuned_model_lists_settings_of_fine_tuning(tmp_path):
+    """A converted run has no task; its other settings are unknown."""
+    head = HEADS["classification"]
+    run_dir = str(tmp_path / "run")
+    weights = random_weights(TINY, "none", head=head, run_dir=run_dir)
+    config = dataclasses.replace(FinetuningConfig(), head=head).replace(
+        task="sst2", dropout=0.25, classifier_dropout=0.125
+    )
+    write_config(run_dir, config)
+    card = make_model_card(weights)
+    for row in ("task | sst2", "dropout | 0.25", "classifier_dropout | 0.125"):
+        assert f"| {row} |" in card
+    assert "fill-mask" not in card
+    write_config(run_dir, config.replace(task=""))
+    card = make_model_card(weights)
+    assert card.startswith("---\nlicense: unknown\n")
+    assert "not stated at export" in card
+    for section in ("Data\n", "Training\n", "nats.\n"):
+        assert f"{section}\nUnknown.\n" in card.replace("## ", "")

@@ -1,42 +1,37 @@
-"""Checkpoints of TensorFlow 1 are read."""
+"""Checkpoints of TensorFlow 1 are read, and archives with them."""
 
+import gzip
+import io
 import json
-import shutil
+import pathlib
+import tarfile
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.interop import google_albert
+from albert_tf.interop import formats, google_albert
 from albert_tf.interop.weight_names import list_weights
+from albert_tf.runs.directory import load_config
 from tests.helpers import google_albert_graph
-from tests.helpers.conversion import write_published
+from tests.helpers.conversion import (
+    assert_same,
+    converted,
+    make_archive,
+    save_tensors,
+    write_published,
+)
 from tests.helpers.google_albert_graph import CONFIG, GROUPS
 from tests.helpers.tiny_albert import VOCABULARY, outputs_of, random_weights
 
-ARCHITECTURES = {
-    "shared": CONFIG,
-    "groups": GROUPS,
-    "unfactorized": {**CONFIG, "embedding_size": 6},
-}
 
-
-def all_outputs(weights, config):
-    """The model's outputs for the graph's batch, at all positions."""
-    return outputs_of(weights, google_albert_graph.random_batch(config))
-
-
-def assert_close(outputs, expected):
-    assert outputs.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(outputs[name], value, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_model_computes_what_its_graph_computes(tmp_path, name):
-    config = ARCHITECTURES[name]
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, GROUPS, {**CONFIG, "embedding_size": 6}],
+    ids=["shared", "groups", "unfactorized"],
+)
+def test_a_model_computes_what_its_graph_computes(tmp_path, config):
     prefix = tmp_path / "model.ckpt-best"
     written = google_albert_graph.write(prefix, config)
 
@@ -48,113 +43,56 @@ def test_a_model_computes_what_its_graph_computes(tmp_path, name):
     )
     assert not weights.slots
     assert weights.step == 0
-    assert_close(all_outputs(weights, config), written.outputs)
+    batch = google_albert_graph.random_batch(config)
+    outputs = outputs_of(weights, batch)
+    assert outputs.keys() == written.outputs.keys()
+    for name, value in written.outputs.items():
+        np.testing.assert_allclose(outputs[name], value, atol=1e-5, rtol=1e-5)
 
 
 def test_each_weight_has_its_own_moments(tmp_path):
     written = google_albert_graph.write(
         tmp_path / "model.ckpt-7000", CONFIG, step=7000, slots=True
     )
-    slots = google_albert.read(str(tmp_path)).slots
+    read = google_albert.read(str(tmp_path))
     name = "bert/encoder/transformer/group_0/inner_group_0/ffn_1/intermediate"
     path = "albert/encoder/group_0_inner_group_0_ffn/intermediate/kernel"
     for slot in "mv":
         np.testing.assert_array_equal(
-            slots[f"{path}/{slot}"],
+            read.slots[f"{path}/{slot}"],
             written.values[f"{name}/dense/kernel/adam_{slot}"],
         )
-    assert len(slots) * 3 == 2 * len(written.values)
-    assert google_albert.read(str(tmp_path)).step == 7000
-
-
-def test_a_tf_hub_module_is_read(tmp_path):
-    """Its files are in two directories, and it has no sentence head."""
-    written = google_albert_graph.write(
-        tmp_path / "variables" / "variables",
-        CONFIG,
-        slots=True,
-        scope="module",
-        sentence_head=False,
-        config_file=tmp_path / "assets" / "albert_config.json",
-    )
-    shutil.copy(VOCABULARY, tmp_path / "assets")
-
-    weights = google_albert.read(str(tmp_path))
-
-    assert weights.vocabulary == str(tmp_path / "assets" / "30k-clean.model")
-    outputs = all_outputs(weights, CONFIG)
-    assert not outputs.pop("sentence_logits").any()
-    assert len(weights.slots) == 2 * len(weights.values)
-    assert_close(outputs, written.outputs)
+    assert len(read.slots) * 3 == 2 * len(written.values)
+    assert read.step == 7000
 
 
 def test_a_model_without_sentence_objective_is_read(tmp_path):
     weights = random_weights(ModelConfig.from_dict(CONFIG), "none")
     write_published(weights, tmp_path / "out")
-    back = google_albert.read(str(tmp_path / "out"))
-    assert back.sentence_objective == "none"
-    for path, value in weights.values.items():
-        np.testing.assert_array_equal(back.values[path], value)
+    assert_same(google_albert.read(str(tmp_path / "out")), weights)
 
 
-@pytest.fixture
-def three_checkpoints(tmp_path):
+def test_the_state_file_names_the_newest_checkpoint(tmp_path):
+    """Even if the directory was moved since."""
     for step in (8, 9, 10):
         google_albert_graph.write(
             tmp_path / f"model.ckpt-{step}", CONFIG, step=step
         )
-    return tmp_path
-
-
-def test_the_state_file_names_the_newest_checkpoint(three_checkpoints):
-    """Even if the directory was moved since."""
-    state = three_checkpoints / "checkpoint"
+    state = tmp_path / "checkpoint"
     state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-9"\n')
-    assert google_albert.read(str(three_checkpoints)).step == 9
+    assert google_albert.read(str(tmp_path)).step == 9
     for asked in (8, 10):
-        found = google_albert.read(str(three_checkpoints), asked)
-        assert found.step == asked
-    index = three_checkpoints / "model.ckpt-8.index"
+        assert google_albert.read(str(tmp_path), asked).step == asked
+    index = tmp_path / "model.ckpt-8.index"
     assert google_albert.read(str(index)).step == 8
 
     with pytest.raises(
         UserError, match=r"Received: model\.ckpt-10, .*without 'model.ckpt-7'"
     ):
-        google_albert.read(str(three_checkpoints), 7)
+        google_albert.read(str(tmp_path), 7)
     state.unlink()
     with pytest.raises(UserError, match=r"names the newest.*ckpt-10, .*ckpt-8"):
-        google_albert.read(str(three_checkpoints))
-
-
-def test_variables_that_do_not_match_the_architecture_are_named(tmp_path):
-    """The error has the shapes in the checkpoint and in the config."""
-    prefix = tmp_path / "model.ckpt-best"
-    google_albert_graph.write(prefix, CONFIG)
-    file = tmp_path / "albert_config.json"
-    inner = "group_0_inner_group_1_attention/query/kernel is missing"
-    for change, message in (
-        (
-            {"vocab_size": 12},
-            r"word_embeddings has shape \[11, 4\], not \[12, 4\]; "
-            r"albert/masked_lm/output_bias",
-        ),
-        ({"inner_group_num": 2}, f"{inner}; .*and 11 more"),
-        ({"embedding_size": 6}, "hidden_mapping_in/bias is unknown"),
-        # 15 / 22 * 22 is below 15 in floating point.
-        (
-            {"num_hidden_layers": 22, "num_hidden_groups": 22},
-            "layer 15 of 22.*group 14 in google.*group 15 in a",
-        ),
-    ):
-        file.write_text(json.dumps({**CONFIG, **change}))
-        with pytest.raises(UserError, match=message):
-            google_albert.read(str(prefix))
-    file.write_text(json.dumps({**CONFIG, "width": 3}))
-    with pytest.raises(UserError, match="unknown key width"):
-        google_albert.read(str(prefix))
-    file.unlink()
-    with pytest.raises(UserError, match=r"albert_config\.json must be in the"):
-        google_albert.read(str(prefix))
+        google_albert.read(str(tmp_path))
 
 
 BIAS = "cls/predictions/output_bias"
@@ -162,33 +100,44 @@ NO_STEP = "global_step in .* non-negative integer"
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("config", "tensors", "message"),
     [
         (
+            {"vocab_size": 12},
+            {},
+            r"word_embeddings has shape \[11, 4\], not \[12, 4\]; "
+            r"albert/masked_lm/output_bias",
+        ),
+        (
+            {"inner_group_num": 2},
+            {},
+            "inner_group_1_attention/query/kernel is missing; .*and 11 more",
+        ),
+        ({"embedding_size": 6}, {}, "hidden_mapping_in/bias is unknown"),
+        ({"width": 3}, {}, "unknown key width"),
+        (None, {}, r"albert_config\.json must be in the"),
+        (
+            {},
             {f"{BIAS}/adam_m": np.zeros(11, "f4")},
             "word_embeddings/m is missing",
         ),
-        ({BIAS: np.zeros(11, np.float16)}, "output_bias is float16, not"),
-        ({f"module/{BIAS}": np.zeros(11, "f4")}, f"once.*{BIAS} and module/"),
-        ({"global_step": np.array([5, 6])}, NO_STEP),
-        ({"global_step": np.array(-3)}, NO_STEP),
-        ({"global_step": np.array(5.7)}, NO_STEP),
-        ({"global_step": np.array("five")}, NO_STEP),
+        ({}, {BIAS: np.zeros(11, np.float16)}, "output_bias is float16, not"),
+        ({}, {"global_step": np.array([5, 6])}, NO_STEP),
+        ({}, {"global_step": np.array(-3)}, NO_STEP),
+        ({}, {"global_step": np.array("five")}, NO_STEP),
     ],
 )
-def test_variables_of_no_model_are_refused(tmp_path, changes, message):
-    config = ModelConfig.from_dict(CONFIG)
+def test_a_checkpoint_of_no_model_is_refused(
+    tmp_path, config, tensors, message
+):
     weights = {
-        w.google_albert: np.zeros(w.shape, "f4") for w in list_weights(config)
+        w.google_albert: np.zeros(w.shape, "f4")
+        for w in list_weights(ModelConfig.from_dict(CONFIG))
     }
-    tensors = weights | changes
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "model.ckpt-1"),
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=list(tensors.values()),
-    )
-    (tmp_path / "albert_config.json").write_text(json.dumps(CONFIG))
+    save_tensors(tmp_path / "model.ckpt-1", weights | tensors)
+    if config is not None:
+        file = tmp_path / "albert_config.json"
+        file.write_text(json.dumps({**CONFIG, **config}))
     with pytest.raises(UserError, match=message):
         google_albert.read(str(tmp_path))
 
@@ -207,8 +156,6 @@ def test_damaged_files_are_refused(tmp_path, suffix):
         file.write_bytes(damaged)
         with pytest.raises(UserError, match="must be an intact checkpoint"):
             google_albert.read(str(prefix))
-    file.write_bytes(content)
-    google_albert.read(str(prefix))
     file.unlink()
     with pytest.raises(UserError, match=r"must (exist|be an intact)"):
         google_albert.read(str(prefix))
@@ -224,13 +171,147 @@ def test_a_path_that_is_a_pattern_is_refused(tmp_path):
 def test_the_published_name_selects_one_of_several_vocabularies(tmp_path):
     prefix = tmp_path / "model.ckpt-best"
     google_albert_graph.write(prefix, CONFIG)
-    assert google_albert.read(str(prefix)).vocabulary == ""
+
+    def vocabulary():
+        return pathlib.Path(google_albert.read(str(prefix)).vocabulary).name
+
+    assert vocabulary() == ""
     (tmp_path / "b.model").write_bytes(b"b")
-    found = google_albert.read(str(prefix)).vocabulary
-    assert found == str(tmp_path / "b.model")
+    assert vocabulary() == "b.model"
     (tmp_path / "a.model").write_bytes(b"a")
     with pytest.raises(UserError, match=r"Received: a\.model, b\.model"):
-        google_albert.read(str(prefix))
+        vocabulary()
     (tmp_path / "30k-clean.model").write_bytes(b"c")
-    found = google_albert.read(str(prefix)).vocabulary
-    assert found == str(tmp_path / "30k-clean.model")
+    assert vocabulary() == "30k-clean.model"
+
+
+# --- archives -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tar"])
+def test_an_archive_is_converted_to_a_run(
+    tmp_path, google_albert_dir, suffix, monkeypatch
+):
+    """Its files are removed, except the vocabulary, which is read later."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    path = make_archive(tmp_path / f"albert_tiny{suffix}", google_albert_dir)
+    read = google_albert.read(str(google_albert_dir))
+
+    run = converted(path, tmp_path / "run", verify=True)
+
+    assert_same(run, read)
+    assert run.step == 900
+    assert len(run.slots) == 2 * len(run.values)
+    for name, value in read.slots.items():
+        np.testing.assert_array_equal(run.slots[name], value)
+    vocabulary = (tmp_path / "run" / "spiece.model").read_bytes()
+    assert vocabulary == VOCABULARY.read_bytes()
+    settings = load_config(str(tmp_path / "run"))
+    assert settings.training.output_dir == str(tmp_path / "run")
+    left = [path.name for path in place.rglob("*") if path.is_file()]
+    assert left == ["30k-clean.model"]
+    assert formats.read_weights(str(path)).source == str(path)
+
+
+def entry(name, content=b"", kind=tarfile.REGTYPE, target=""):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, target, len(content)
+    return member, content
+
+
+def archive_of(path, *members, kind=tarfile.DEFAULT_FORMAT):
+    """Writes a tar with any members, which no command would write."""
+    mode = "w" if path.suffix == ".tar" else "w:gz"
+    with tarfile.open(path, mode, format=kind) as tar:
+        for member, content in members:
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        (tarfile.SYMTYPE, "/etc/passwd"),
+        (tarfile.LNKTYPE, "a/c.model"),
+        (tarfile.CHRTYPE, ""),
+        (tarfile.FIFOTYPE, ""),
+    ],
+)
+def test_links_and_devices_are_not_unpacked(tmp_path, kind, target):
+    path = archive_of(
+        tmp_path / "a.tar.gz",
+        entry("a/c.index", b"1"),
+        entry("a/b.model", b"", kind, target),
+        entry("/a/d.model", b"2"),
+    )
+    with google_albert.unpacked(str(path)) as directory:
+        found = sorted(p.name for p in pathlib.Path(directory).iterdir())
+    assert found == ["c.index", "d.model"]
+
+
+def refused(path, message):
+    """Asserts that an archive is refused, and that nothing is written."""
+    before = sorted(path.parent.rglob("*"))
+    with pytest.raises(UserError, match=message):
+        formats.read_weights(str(path))
+    assert sorted(path.parent.rglob("*")) == before
+
+
+LIMITS = {"MAX_BYTES": 10**6 - 1, "MAX_FILES": 2, "MAX_SMALL_BYTES": 6}
+WITH_NUL = entry("a")
+WITH_NUL[0].pax_headers = {"path": "a\0/b.model"}
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([entry("a/../../b.model")], r": '\.\./b.* outside the dest"),
+        ([entry("../b.index", b"1")], r": '\.\./b.* outside the dest"),
+        ([entry("a/b.data-0", bytes(10**6))], "most 999999 bytes.* 1000000"),
+        ([entry(f"a/{n}") for n in range(3)], "at most 2 files. Received: 3"),
+        (
+            [entry("a/albert_config.json", b"{     }")],
+            r"albert_config\.json in .* 6 bytes. Received: 7",
+        ),
+        ([entry("a" * 256 + "/b.model")], "unpacked.*File name too long"),
+        ([WITH_NUL], "names of files inside it.* null"),
+        ([entry("checkpoint"), entry("checkpoint/b.model")], "Not a directory"),
+        ([entry("weights.txt")], r"no file \*\.in"),
+        ([entry("1/a.index"), entry("2/b.index")], "1/a.index, 2/b.index"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_a_dangerous_archive_is_refused(
+    tmp_path, monkeypatch, suffix, members, message
+):
+    for name, limit in LIMITS.items():
+        monkeypatch.setattr(google_albert, name, limit)
+    path = tmp_path / f"a.{suffix}"
+    archive_of(path, *members, kind=tarfile.PAX_FORMAT)
+    refused(path, message)
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_header_above_the_limit_is_refused(tmp_path, kind):
+    """A name of gigabytes compresses to megabytes."""
+    path = archive_of(
+        tmp_path / "a.tar.gz", entry("a/" + "b" * 2**20), kind=kind
+    )
+    assert path.stat().st_size < 10_000
+    refused(path, r"at most 1048576 bytes.*: 10485\d\d")
+
+
+def test_a_damaged_archive_is_refused(tmp_path, google_albert_dir):
+    path = make_archive(tmp_path / "a.tar.gz", google_albert_dir)
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], content[:30], b"text", b""):
+        path.write_bytes(damaged)
+        refused(path, "must be a complete archive|must hold one chec")
+    plain = tmp_path / "plain.tar"
+    plain.write_bytes(gzip.decompress(content)[:-20000])
+    refused(plain, "must be a complete archive")
+    refused(tmp_path / "c.tar", "Received: No such file")
+    (tmp_path / "d.tar").mkdir()
+    refused(tmp_path / "d.tar", "Received: Is a directory")

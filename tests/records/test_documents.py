@@ -11,7 +11,7 @@ from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.score import score_answers
-from albert_tf.interop.hugging_face_tokenizer import tokenizer_files
+from albert_tf.interop.hugging_face import tokenizer_files
 from albert_tf.records.documents import (
     Answer,
     Question,

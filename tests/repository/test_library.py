@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import albert_tf
-from albert_tf.interop.hugging_face_tokenizer import tokenizer_files
+from albert_tf.interop.hugging_face import tokenizer_files
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 

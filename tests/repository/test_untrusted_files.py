@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.interop import archive, google_albert, hugging_face
-from albert_tf.interop.hugging_face_config import read_config
+from albert_tf.interop import google_albert, hugging_face
+from albert_tf.interop.hugging_face import read_config
 from albert_tf.io import files, tfrecord
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records import features
@@ -281,7 +281,7 @@ def test_changed_archives_are_unpacked_or_refused(tmp_path):
     path.write_bytes(packed.getvalue())
 
     def unpack():
-        with archive.unpacked(str(path)):
+        with google_albert.unpacked(str(path)):
             pass
 
     fuzz_file(path, 300, unpack)
