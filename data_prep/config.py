@@ -31,7 +31,6 @@ class CorpusConfig(Config):
         "text, or jsonl: JSON lines, each with one document. auto reads "
         ".jsonl, .ndjson and .json files as JSON lines and all others as text.",
         choices=("auto", "text", "jsonl"),
-        affects="result",
     )
     tfds: str = setting(
         "",
@@ -55,7 +54,6 @@ class CorpusConfig(Config):
         "text",
         "Name of the JSON field, or of the dataset's feature, that holds the "
         "text.",
-        affects="result",
     )
     sentence_breaker: str = setting(
         "none",
@@ -63,7 +61,6 @@ class CorpusConfig(Config):
         "sentencex reads each line as a paragraph and splits it into "
         "sentences.",
         choices=("none", "sentencex"),
-        affects="result",
     )
     language: str = setting(
         "en",
@@ -71,7 +68,6 @@ class CorpusConfig(Config):
         "two letters if the language has one, e.g. de, else of three, e.g. "
         "hsb. sentencex breaks text of a language that it does not know by its "
         "rules for English.",
-        affects="result",
     )
     on_bad_utf8: str = setting(
         "error",
@@ -79,11 +75,8 @@ class CorpusConfig(Config):
         "them, replace puts U+FFFD in their place, skip drops their line or, "
         "in a dataset of --tfds, their document.",
         choices=("error", "replace", "skip"),
-        affects="result",
     )
-    do_lower_case: bool = setting(
-        True, "Convert the text to lower case.", affects="result"
-    )
+    do_lower_case: bool = setting(True, "Convert the text to lower case.")
 
     def check(self) -> None:
         """Checks the form of the language code."""
@@ -118,7 +111,6 @@ class TokenizerConfig(CorpusConfig):
         30000,
         "Number of pieces in the vocabulary, special pieces included.",
         at_least=8,
-        affects="result",
     )
     vocabulary_kind: str = setting(
         "published",
@@ -127,7 +119,6 @@ class TokenizerConfig(CorpusConfig):
         "self_contained, in the model, so that every SentencePiece runtime "
         "returns the same ids for raw text.",
         choices=("published", "self_contained"),
-        affects="result",
     )
     character_coverage: float = setting(
         0.99995,
@@ -136,20 +127,17 @@ class TokenizerConfig(CorpusConfig):
         "characters. SentencePiece demands at least 0.98.",
         at_least=0.98,
         at_most=1,
-        affects="result",
     )
     byte_fallback: bool = setting(
         False,
         "Encode a character that the vocabulary does not cover as its UTF-8 "
         "bytes instead of <unk>; the bytes use 256 of the pieces.",
-        affects="result",
     )
     input_sentence_size: int = setting(
         10_000_000,
         "Largest number of sentences to train on. A larger corpus is sampled; "
         "every sentence is equally likely.",
         at_least=1,
-        affects="result",
     )
     input_characters: int = setting(
         200_000_000,
@@ -158,7 +146,6 @@ class TokenizerConfig(CorpusConfig):
         "million characters and need 3.5 GB.",
         at_least=1,
         below=2**31,
-        affects="result",
     )
     holdout_fraction: float = setting(
         0.01,
@@ -167,7 +154,6 @@ class TokenizerConfig(CorpusConfig):
         "them; 0 writes no report.",
         at_least=0,
         below=1,
-        affects="result",
     )
     overwrite: bool = setting(
         False,
@@ -201,7 +187,6 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "another document in half of the examples (BERT); none has no second "
         "segment.",
         choices=SENTENCE_OBJECTIVES,
-        affects="result",
     )
     masking: str = setting(
         "static",
@@ -210,13 +195,11 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "each epoch, so that --dupe_factor=1 is enough. eval/ is always "
         "static.",
         choices=("static", "dynamic"),
-        affects="result",
     )
     deduplicate: bool = setting(
         False,
         "Keep only one of several documents that are equal after "
         "normalisation.",
-        affects="result",
     )
     short_seq_prob: float = setting(
         0.1,
@@ -224,13 +207,11 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "random target length instead of max_seq_length.",
         at_least=0,
         at_most=1,
-        affects="result",
     )
     dupe_factor: int = setting(
         10,
         "Number of passes over the corpus, each with different masks.",
         at_least=1,
-        affects="result",
     )
     holdout_fraction: float = setting(
         0.0,
@@ -238,20 +219,14 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "chosen by a hash of their text, e.g. 0.01.",
         at_least=0,
         below=1,
-        affects="result",
     )
     num_shards: int = setting(
         16,
         "Number of files in train/. On gs://, each should have 10 MB or more.",
         at_least=1,
-        affects="result",
     )
-    num_eval_shards: int = setting(
-        1, "Number of files in eval/.", at_least=1, affects="result"
-    )
-    seed: int = setting(
-        12345, "Seed of pairs and masks.", at_least=0, affects="result"
-    )
+    num_eval_shards: int = setting(1, "Number of files in eval/.", at_least=1)
+    seed: int = setting(12345, "Seed of pairs and masks.", at_least=0)
     num_workers: int = setting(
         0,
         "Number of processes with --runner=local; 0 is one for each core that "

@@ -16,7 +16,6 @@ class SequenceConfig(Config):
         512,
         "L, number of tokens in an example, special tokens included.",
         at_least=5,
-        affects="result",
     )
     max_predictions_per_seq: int = setting(
         77,
@@ -24,7 +23,6 @@ class SequenceConfig(Config):
         "times max_seq_length, rounded up, is enough, e.g. 77 for 512 tokens "
         "and 15 %, or 154 for 30 %. With a smaller P, fewer are masked.",
         at_least=1,
-        affects="result",
     )
     packing: str = setting(
         "none",
@@ -33,7 +31,6 @@ class SequenceConfig(Config):
         "tokens in total, so that a record has little padding; tokens attend "
         "only to their own example. Evaluation records are never packed.",
         choices=("none", "best_fit"),
-        affects="result",
     )
     max_examples_per_row: int = setting(
         8,
@@ -41,7 +38,6 @@ class SequenceConfig(Config):
         "--packing=none.",
         at_least=2,
         below=65,
-        affects="result",
     )
 
     def check(self) -> None:
@@ -68,7 +64,6 @@ class MaskingConfig(SequenceConfig):
         "records built with --masking=dynamic.",
         at_least=0.001,
         below=1,
-        affects="result",
     )
     ngram: int = setting(
         3,
@@ -76,7 +71,6 @@ class MaskingConfig(SequenceConfig):
         "have probability p(n) ~ 1/n. run_pretraining uses it only for records "
         "built with --masking=dynamic.",
         at_least=1,
-        affects="result",
     )
 
     def describe_missing_predictions(self) -> str:
@@ -130,7 +124,6 @@ class DataConfig(MaskingConfig):
         "Number of records in a step, over all replicas. A record is one "
         "example or, with --packing=best_fit, a row of several.",
         at_least=1,
-        affects="result",
     )
     gradient_accumulation_steps: int = setting(
         1,
@@ -161,7 +154,6 @@ class DataConfig(MaskingConfig):
         "each stream shuffles blocks of shuffle_block_size / input_lanes "
         "records.",
         at_least=1,
-        affects="result",
     )
     input_lanes: int = setting(
         1,
@@ -172,7 +164,6 @@ class DataConfig(MaskingConfig):
         "hosts. input_lanes must divide global_batch_size and the number of "
         "shards of each directory or dataset.",
         at_least=1,
-        affects="result",
     )
     dataset: tuple[str, ...] = setting(
         (),
@@ -188,13 +179,11 @@ class DataConfig(MaskingConfig):
         "input_file, e.g. 0:wiki,125000:wiki+books. Define each name with "
         "dataset. + joins sets: their records are interleaved in proportion "
         "to the sizes of the sets, so that an epoch reads each record once.",
-        affects="result",
     )
     synthetic_input: bool = setting(
         False,
         "Train on made-up batches instead of input_file, to measure the speed "
         "of training without records. The model learns nothing.",
-        affects="result",
     )
 
     def check(self) -> None:

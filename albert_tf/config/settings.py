@@ -10,7 +10,7 @@ settings declare what a changed value affects, which decides whether the work
 may resume with it. `affects` is
 
     "model"     the model or its task: a run never resumes
-    "result"    the computed values: a run resumes only with
+    "result"    the computed values, the default: a run resumes only with
                 --allow_config_change, and a build starts from the beginning
     "nothing"   only where, how fast or how safely the work is done
 """
@@ -64,7 +64,7 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
     repeated: bool = False,
-    affects: str | None = None,
+    affects: str = "result",
     has_flag: bool = True,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
@@ -78,7 +78,7 @@ def setting(
         below: Exclusive upper bound.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
-        affects: One of `AFFECTS`; None for commands that cannot resume.
+        affects: One of `AFFECTS`.
         has_flag: False for a value that the command sets itself.
 
     Raises:
@@ -94,7 +94,7 @@ def setting(
         Traceback (most recent call last):
         albert_tf.errors.UserError: batch_size must be at least 1. Received: 0.
     """
-    if affects not in (*AFFECTS, None):
+    if affects not in AFFECTS:
         raise ValueError(f"affects must be one of {AFFECTS}, not {affects!r}")
     return dataclasses.field(
         default=default,

@@ -110,50 +110,42 @@ class ColumnsConfig(Config):
         "text",
         "Column of the text or, for multiple_choice and question_answering, of "
         "the passage or document.",
-        affects="result",
     )
     text_pair_column: str = setting(
         "",
         "Column of the second text of a pair, for classification and "
         "regression. Empty: single texts.",
-        affects="result",
     )
     label_column: str = setting(
         "label",
         "Column of the label: for classification, the name of a class; for "
         "regression, a number; for multiple_choice, the right choice as a "
         "number from 0 or a letter from A.",
-        affects="result",
     )
     id_column: str = setting(
         "",
         "Column that identifies an example in predictions and messages. "
         "Empty: examples are numbered from 0.",
-        affects="result",
     )
     question_column: str = setting(
         "question",
         "Column of the question, for multiple_choice and question_answering.",
-        affects="result",
     )
     choice_columns: tuple[str, ...] = setting(
         (),
         "Columns of the choices, comma-separated, for multiple_choice, e.g. "
         "answer0,answer1,answer2,answer3. A single column of JSON lines may "
         "contain the list of the choices.",
-        affects="result",
     )
     answer_column: str = setting(
         "answer",
         "Column of the answer's text, for question_answering. The text is "
         "empty if the document does not answer the question.",
-        affects="result",
     )
     answer_start_column: str = setting(
         "answer_start",
         "Column of the answer's first character in the document, counted from "
         "0, for question_answering.",
-        affects="result",
     )
 
     @property
@@ -176,20 +168,17 @@ class TaskConfig(ColumnsConfig):
         "",
         "Directory with the official files of the task under their official "
         "names, local or gs://, e.g. glue_data/MRPC.",
-        affects="result",
     )
     train_file: str = setting(
         "",
         "Training file, instead of the official one in data_dir. Files of "
         "your own are .tsv, .csv or .jsonl with named columns; those of "
         "question_answering also .json in the format of SQuAD.",
-        affects="result",
     )
     dev_file: str = setting(
         "",
         "Development file, on which the model is evaluated, instead of the "
         "official one in data_dir; in the format of train_file.",
-        affects="result",
     )
     test_file: str = setting(
         "",
@@ -203,7 +192,6 @@ class TaskConfig(ColumnsConfig):
         "Dataset of TensorFlow Datasets that replaces all files, e.g. "
         "glue/mrpc, squad/v2.0 or race/high. A task of your own reads the "
         "splits train, validation and test, where the dataset has them.",
-        affects="result",
     )
     tfds_data_dir: str = setting(
         "",
@@ -216,21 +204,18 @@ class TaskConfig(ColumnsConfig):
         "Number of tokens between the beginnings of two windows of a document "
         "that is too long for one sequence.",
         at_least=1,
-        affects="result",
     )
     max_query_length: int = setting(
         64,
         "Largest number of tokens of a question about a document; a longer "
         "question loses its end.",
         at_least=1,
-        affects="result",
     )
     max_qa_length: int = setting(
         128,
         "Largest number of tokens of question and choice together, for "
         "multiple_choice; a longer text loses its beginning.",
         at_least=1,
-        affects="result",
     )
     max_answer_length: int = setting(
         30,
@@ -251,7 +236,6 @@ class TaskConfig(ColumnsConfig):
         "prediction use it if it can be parsed, and the command lists it with "
         "the reason. error: the command stops.",
         choices=("skip", "error"),
-        affects="result",
     )
 
     def check(self) -> None:
@@ -339,7 +323,6 @@ class FinetuningInitializationConfig(
         "Train from random weights, without --init_checkpoint, e.g. to measure "
         "the effect of pretraining. Needs --init_vocabulary and "
         "--albert_config_file.",
-        affects="result",
     )
 
     def check(self) -> None:
@@ -381,14 +364,12 @@ class FinetuningTrainingConfig(
         "Dropout rate of the encoder, hidden layers and attention alike.",
         at_least=0,
         below=1,
-        affects="result",
     )
     classifier_dropout: float = setting(
         0.1,
         "Dropout rate before the last layer of the task.",
         at_least=0,
         below=1,
-        affects="result",
     )
     null_threshold: float = setting(
         0.0,
@@ -406,7 +387,6 @@ class FinetuningTrainingConfig(
         "threshold, which replaces null_threshold.",
         at_least=0,
         below=0.5,
-        affects="result",
     )
     checkpoint: str = setting(
         "newest",

@@ -18,40 +18,32 @@ class OptimizerConfig(Config):
         "kernels of attention and feed-forward layer by Muon and all other "
         "weights by muon_rest.",
         choices=("lamb", "adamw", "muon"),
-        affects="result",
     )
     muon_rest: str = setting(
         "adamw",
         "With optimizer=muon, the optimizer of embeddings, heads, biases and "
         "LayerNorm: adamw or lamb.",
         choices=("adamw", "lamb"),
-        affects="result",
     )
     muon_momentum: float = setting(
         0.95,
         "Decay rate of the mean of the gradients that Muon uses.",
         at_least=0,
         below=1,
-        affects="result",
     )
     learning_rate: float = setting(
         0.00176,
         "Peak learning rate; the default suits a global batch size of 4096.",
         at_least=0,
-        affects="result",
     )
     num_warmup_steps: int = setting(
-        3125,
-        "Number of steps of linear warm-up.",
-        at_least=0,
-        affects="result",
+        3125, "Number of steps of linear warm-up.", at_least=0
     )
     poly_power: float = setting(
         1.0,
         "Power of the polynomial decay of the learning rate, which reaches 0 "
         "at num_train_steps; 1 is linear decay.",
         at_least=0,
-        affects="result",
     )
     num_decay_steps: int = setting(
         0,
@@ -61,41 +53,32 @@ class OptimizerConfig(Config):
         "2024). At most num_train_steps - num_warmup_steps. 0: the decay "
         "counts from step 0, as in google-research/albert.",
         at_least=0,
-        affects="result",
     )
     weight_decay_rate: float = setting(
         0.01,
         "Rate of weight decay; LayerNorm parameters and biases are not "
         "decayed.",
         at_least=0,
-        affects="result",
     )
     beta_1: float = setting(
-        0.9,
-        "Decay rate of the mean of the gradients.",
-        at_least=0,
-        below=1,
-        affects="result",
+        0.9, "Decay rate of the mean of the gradients.", at_least=0, below=1
     )
     beta_2: float = setting(
         0.999,
         "Decay rate of the mean of the squared gradients.",
         at_least=0,
         below=1,
-        affects="result",
     )
     epsilon: float = setting(
         1e-6,
         "Number added to the root of the mean of the squared gradients.",
         at_least=1e-20,
-        affects="result",
     )
     clip_norm: float = setting(
         1.0,
         "Largest global norm of the gradients; gradients above it are scaled "
         "down. 0 does not clip.",
         at_least=0,
-        affects="result",
     )
     clip_scope: str = setting(
         "global",
@@ -103,7 +86,6 @@ class OptimizerConfig(Config):
         "per_replica clips those of each replica before they are averaged, as "
         "in google-research/albert.",
         choices=("global", "per_replica"),
-        affects="result",
     )
 
     @property
@@ -145,7 +127,6 @@ class DistributionConfig(Config):
         "Keras dtype policy of the encoder. With mixed_bfloat16, variables, "
         "LayerNorm, softmax, logits and the optimizer's update stay float32.",
         choices=("float32", "mixed_bfloat16"),
-        affects="result",
     )
     remat: bool = setting(
         False,
@@ -238,14 +219,12 @@ class InitializationConfig(Config):
         "share their weights may have more layers than this model "
         "(progressive stacking; Lan et al., 2020, footnote 5). A run that has "
         "a checkpoint in output_dir continues from it instead.",
-        affects="result",
     )
     init_vocabulary: str = setting(
         "",
         "SentencePiece model of init_checkpoint, if init_checkpoint contains "
         "none, e.g. albert_base/30k-clean.model. The run keeps the embeddings "
         "of pieces that the vocabulary of the records also contains.",
-        affects="result",
     )
     init_from_group0: bool = setting(
         False,
@@ -253,13 +232,11 @@ class InitializationConfig(Config):
         "init_checkpoint, or from group 0 if there is none, as in "
         "google-research/albert. By default, each group starts from the group "
         "at the same relative depth.",
-        affects="result",
     )
     init_optimizer_state: bool = setting(
         False,
         "Also load the moments of the optimizer from init_checkpoint. By "
         "default they start at zero.",
-        affects="result",
     )
 
     def check(self) -> None:
@@ -296,7 +273,7 @@ class TrainingConfig(Config):
     )
     # Affects the result, since the learning rate decays over these steps.
     num_train_steps: int = setting(
-        125_000, "Number of training steps.", at_least=1, affects="result"
+        125_000, "Number of training steps.", at_least=1
     )
     steps_per_loop: int = setting(
         1000,
@@ -415,7 +392,6 @@ class TrainingConfig(Config):
         "Dropout rate by step, as STEP:RATE,..., for hidden layers and "
         "attention alike, e.g. 0:0.1,1000000:0.0 removes dropout after a "
         "million steps. Empty: the rates of albert_config_file, for all steps.",
-        affects="result",
     )
     seed: int = setting(
         12345,
@@ -423,7 +399,6 @@ class TrainingConfig(Config):
         "below 2^32.",
         at_least=0,
         below=2**32,
-        affects="result",
     )
 
     def check(self) -> None:

@@ -294,8 +294,7 @@ def _changed(
     now = {
         name: value
         for name, value in flatten(config.to_dict()).items()
-        # A setting that declares nothing counts as affecting the result.
-        if (settings[name].metadata["affects"] or "result") == affects
+        if settings[name].metadata["affects"] == affects
     }
     return "; ".join(differences(stored.to_dict(), now))
 
