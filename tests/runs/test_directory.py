@@ -10,9 +10,7 @@ import tensorflow as tf
 
 from albert_tf.config import (
     FinetuningConfig,
-    PretrainingConfig,
     TaskConfig,
-    settings_by_path,
 )
 from albert_tf.config.task import FinetuningTrainingConfig
 from albert_tf.errors import UserError
@@ -218,17 +216,6 @@ def test_the_last_step_may_not_be_before_the_newest_checkpoint(run, tmp_path):
     check(run(num_train_steps=2, allow_config_change=True))
     Rollbacks.read(f"{tmp_path}/run").add(Rollback(3, 1, 2, 1.0, "nan"))
     check(shorter)
-
-
-def test_a_changed_undeclared_setting_is_refused_unless_allowed(
-    run, monkeypatch
-):
-    setting = settings_by_path(PretrainingConfig)["training.profile_steps"]
-    undeclared = {**setting.metadata, "affects": None}
-    monkeypatch.setattr(setting, "metadata", undeclared)
-    with pytest.raises(UserError, match="profile_steps was '' and is '1:2'"):
-        check(run(profile_steps="1:2"))
-    check(run(profile_steps="1:2", allow_config_change=True))
 
 
 def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
