@@ -40,7 +40,6 @@ from albert_tf.runs.directory import (
 )
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
-    InitialWeights,
     Objective,
     Scalars,
     weighted_sums,
@@ -206,7 +205,6 @@ class Finetuning(Objective):
         score_name: The score by which checkpoints are compared.
     """
 
-    reads_lanes = False
     remedies: ClassVar = {
         "records": "Choose another --output_dir, where the features of the "
         "task are made again.",
@@ -276,11 +274,10 @@ class Finetuning(Objective):
         return plan_start(self._config, weights)
 
     def write_report(
-        self, run_dir: str, initial: InitialWeights | None
+        self, run_dir: str, initial: warm_start.WarmStart | None
     ) -> None:
         """Writes the report, and the vocabulary with its metadata."""
-        assert initial is None or isinstance(initial, warm_start.WarmStart)
-        warm_start.write_report(run_dir, initial)
+        super().write_report(run_dir, initial)
         path = functools.partial(posixpath.join, run_dir)
         with open_existing(self._base.vocabulary, "rb") as vocabulary:
             write_bytes(path(TOKENIZER_FILE), vocabulary.read())

@@ -11,7 +11,7 @@ these weights. So each label counts the same in every replica and micro-batch.
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.training.warm_start import WarmStart, write_report
 
 Scalars = dict[str, tf.Tensor]
 
@@ -59,25 +60,6 @@ def weighted_sums(
     }
 
 
-class InitialWeights(Protocol):
-    """Weights of another model, which a new run starts from.
-
-    Attributes:
-        report: Which weights the run takes over, as JSON, for the log.
-    """
-
-    @property
-    def report(self) -> Mapping[str, Any]: ...
-
-    def apply(self, variables: Mapping[str, tf.Variable]) -> None:
-        """Assigns the weights to the variables of the run, by path."""
-        ...
-
-    def describe(self) -> list[str]:
-        """Describes the report, one fact a line."""
-        ...
-
-
 class Objective(abc.ABC):
     """A task: its records, model, loss and metrics.
 
@@ -85,8 +67,6 @@ class Objective(abc.ABC):
         metric_names: The keys of `metrics`, `loss` among them.
         num_sequences: Number of sequences of `max_seq_length` tokens in an
             example.
-        reads_lanes: Whether each host reads many records, in `input_lanes`
-            streams. False for small data, which each host may read completely.
         remedies: What to do if a check of its "records" or "held-out records"
             fails.
 
@@ -103,7 +83,6 @@ class Objective(abc.ABC):
 
     metric_names: tuple[str, ...]
     num_sequences: int = 1
-    reads_lanes: bool = True
     remedies: ClassVar[Mapping[str, str]] = {}
 
     # Records.
@@ -149,18 +128,16 @@ class Objective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def initial_weights(self, data: TrainingData) -> InitialWeights | None:
+    def initial_weights(self, data: TrainingData) -> WarmStart | None:
         """Reads the weights that a new run starts from; None for random ones.
 
         Raises:
             UserError: If they do not fit the model.
         """
 
-    @abc.abstractmethod
-    def write_report(
-        self, run_dir: str, initial: InitialWeights | None
-    ) -> None:
+    def write_report(self, run_dir: str, initial: WarmStart | None) -> None:
         """Writes a report on the initial weights into a new run's directory."""
+        write_report(run_dir, initial)
 
     # Loss.
 

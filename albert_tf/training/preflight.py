@@ -24,7 +24,7 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import connect
-from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import is_one_process, sum_over_replicas
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
@@ -39,9 +39,10 @@ from albert_tf.runs.checkpoint_files import (
 )
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
-from albert_tf.training.objective import InitialWeights, Objective
+from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.trainer import Trainer
+from albert_tf.training.trainer import Trainer, check_batches
+from albert_tf.training.warm_start import WarmStart
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
 
@@ -99,6 +100,12 @@ def judge(
     return Row(OK, text, "", name) if fits else Row(unfit, text, remedy, name)
 
 
+def explain(error: Exception, remedy: str) -> Row:
+    """The row of an error, with this remedy unless a better one is known."""
+    known = faults.explain(error) or UserError(first_line(error))
+    return Row(FAIL, known.fault, known.remedy or remedy)
+
+
 class Timed(NamedTuple):
     """Mean metrics of some steps, and the mean time of each."""
 
@@ -132,7 +139,7 @@ class Preflight:
     directory: str  # output: the run directory, or its innermost parent
     data: TrainingData  # records
     step: int  # run
-    initial: InitialWeights | None  # initial weights
+    initial: WarmStart | None  # initial weights
     strategy: tf.distribute.Strategy  # devices
 
     def __init__(
@@ -194,14 +201,11 @@ class Preflight:
             try:
                 for row in check():
                     self._print(name, row)
-            except UserError as error:
-                row = Row(FAIL, error.fault, error.remedy or remedy)
-                self._print(name, row)
             except tf.errors.ResourceExhaustedError as error:
                 text = f"out of memory: {first_line(error)}"
                 self._print(name, Row(FAIL, text, TO_SAVE_MEMORY))
-            except (OSError, tf.errors.OpError) as error:
-                self._print(name, Row(FAIL, first_line(error), remedy))
+            except (UserError, OSError, tf.errors.OpError) as error:
+                self._print(name, explain(error, remedy))
         if self._num_failed == num_failed:
             self._passed.add(name)
         for warning in warnings:
@@ -249,11 +253,7 @@ class Preflight:
                     "supports it, or pip install 'tensorflow[gcs-filesystem]'.",
                 )
             except tf.errors.OpError as error:
-                known = faults.explain(error) or UserError(
-                    f"{path}: {first_line(error)}"
-                )
-                remedy = known.remedy or REMEDIES["file systems"]
-                row = Row(FAIL, known.fault, remedy)
+                row = explain(error, REMEDIES["file systems"])
             yield row
 
     def _output(self) -> Iterator[Row]:
@@ -274,8 +274,8 @@ class Preflight:
         try:
             write(probe, b"written by --dry_run")
         finally:
-            for path in (probe, probe + files.PARTIAL_SUFFIX):
-                files.remove(path)
+            for written in (probe, probe + files.PARTIAL_SUFFIX):
+                files.remove(written)
         yield Row(OK, f"{self.directory} can be written to")
 
     def _room(self) -> Iterator[Row]:
@@ -384,16 +384,9 @@ class Preflight:
     def _batch(self) -> Iterator[Row]:
         data = self.config.data
         replicas = self.strategy.num_replicas_in_sync
-        per_replica = per_replica_batch_size(
-            "global_batch_size",
-            data.global_batch_size,
-            replicas,
-            data.gradient_accumulation_steps,
+        per_replica = check_batches(
+            self.config, self.strategy, bool(data.eval_input_file)
         )
-        if data.eval_input_file:
-            per_replica_batch_size(
-                "eval_batch_size", data.eval_batch_size, replicas
-            )
         yield Row(
             OK,
             f"{data.global_batch_size:,} = {replicas} replicas x "

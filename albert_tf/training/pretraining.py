@@ -29,7 +29,6 @@ from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
-    InitialWeights,
     Objective,
     Scalars,
     weighted_sums,
@@ -72,7 +71,6 @@ class Pretraining(Objective):
         self._config = config
         self._sentence_objective = config.training.sentence_objective
         self.metric_names = metric_names(self._sentence_objective)
-        self.reads_lanes = not config.data.synthetic_input
 
     def find_training_data(self) -> TrainingData:
         if self._config.data.synthetic_input:
@@ -130,12 +128,6 @@ class Pretraining(Objective):
         self, data: TrainingData
     ) -> warm_start.WarmStart | None:
         return warm_start.read(self._config, data)
-
-    def write_report(
-        self, run_dir: str, initial: InitialWeights | None
-    ) -> None:
-        assert initial is None or isinstance(initial, warm_start.WarmStart)
-        warm_start.write_report(run_dir, initial)
 
     def weights(self, batch: Batch) -> Scalars:
         return {

@@ -4,9 +4,9 @@ import dataclasses
 import posixpath
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent import futures
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -14,12 +14,14 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import first_line
+from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs.log import (
     TENSORBOARD_DIR,
     read_events,
     read_metrics,
     time_before_start_up,
 )
+from albert_tf.training.objective import Objective
 
 # Metrics that depend on the clock. All others are equal in all runs of the same
 # settings, interrupted or not.
@@ -106,60 +108,41 @@ class StepTimes:
         self.cpu_seconds += cpu_seconds
 
 
-class BatchContent(NamedTuple):
-    """The mean content of a global batch, from the metadata of the records.
-
-    Attributes:
-        tokens: Number of positions, padding included.
-        examples: Number of examples.
-        useful_share: Fraction of the positions that hold tokens, not padding;
-            None if it is not known.
-    """
-
-    tokens: int
-    examples: float
-    useful_share: float | None = None
-
-
 class Progress:
     """Measures speed, remaining time, and the fraction of useful time.
 
+    The content of batches comes from the metadata of their records, whose means
+    over an epoch are exact. So it adds no operation to the compiled step.
+
     Args:
-        num_steps: Number of steps of the run.
-        content_at: Returns the content of the batch of a step.
-        flops_per_step: Floating-point operations of a step.
         peak_flops: Peak of all devices in FLOP/s; None if it is not known.
-        run_dir: `--output_dir` of the run. Its logs hold the time that earlier
-            processes have spent.
-        describe: Formats the metrics of the objective.
-        began: When this process began, in seconds since the epoch; None: now.
+        began: When this process began, in seconds since the epoch.
     """
 
     def __init__(
         self,
-        num_steps: int,
-        content_at: Callable[[int], BatchContent],
-        flops_per_step: int,
+        config: PretrainingConfig,
+        objective: Objective,
+        data: TrainingData,
         peak_flops: float | None,
-        run_dir: str,
-        describe: Callable[[Mapping[str, float]], str],
-        began: float | None = None,
+        began: float,
     ) -> None:
-        self._describe = describe
-        self._num_steps = num_steps
-        self._content_at = content_at
-        self._content = content_at(0)
-        self._flops_per_step = flops_per_step
+        self._config = config
+        self._objective = objective
+        self._data = data
+        self._flops_per_step = objective.flops_per_step()
         self._peak_flops = peak_flops
         self._seconds_per_step: float | None = None
-        self._run_dir = run_dir
-        starts = [time_before_start_up(e) for e in read_events(run_dir)]
-        self._first_start = min(starts, default=began or time.time())
+        # The logs hold the time that earlier processes have spent.
+        self._run_dir = config.training.output_dir
+        starts = [time_before_start_up(e) for e in read_events(self._run_dir)]
+        self._first_start = min(starts, default=began)
+        self.begin_loop(0)
         self.recount()
 
     def begin_loop(self, step: int) -> None:
-        """Finds the content of the batches of this loop."""
-        self._content = self._content_at(step)
+        """Finds the records of this loop."""
+        self._records = self._data.at(step).records
 
     def recount(self) -> None:
         """Adds up the loop times in the log, which omits lost steps."""
@@ -186,7 +169,10 @@ class Progress:
         total = max(times.total, 1e-9)
         mean = total / (len(times.seconds) + len(compiling))
         seconds = np.array(times.seconds or compiling)
-        flops, content = self._flops_per_step / mean, self._content
+        flops, records = self._flops_per_step / mean, self._records
+        rows = self._config.data.global_batch_size
+        tokens = rows * self._objective.num_sequences
+        tokens *= self._config.data.max_seq_length
         steady = sum(times.seconds)
         # Time spent compiling is not useful.
         usual = float(np.median(seconds)) if steady else self._seconds_per_step
@@ -197,8 +183,8 @@ class Progress:
             "loop_seconds": useful,
             "cpu_seconds": times.cpu_seconds,
             "steps_per_second": 1 / mean,
-            "examples_per_second": content.examples / mean,
-            "tokens_per_second": content.tokens / mean,
+            "examples_per_second": rows * records.examples_per_row / mean,
+            "tokens_per_second": tokens / mean,
             "tflops": flops / 1e12,
             "input_bound_share": times.input_seconds / max(steady, 1e-9),
             "step_seconds_median": float(np.median(seconds)),
@@ -209,17 +195,17 @@ class Progress:
             metrics["compile_seconds"] = times.total - useful
         if self._peak_flops:
             metrics["mfu"] = flops / self._peak_flops
-        share = content.useful_share
+        share = records.useful_share
         if share is not None:
             metrics["useful_share"] = share
-            metrics["useful_tokens_per_second"] = share * content.tokens / mean
+            metrics["useful_tokens_per_second"] = share * tokens / mean
             if self._peak_flops:
                 metrics["useful_mfu"] = share * metrics["mfu"]
         return metrics
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the progress line of training."""
-        remaining = self._num_steps - step
+        num_steps = self._config.training.num_train_steps
         rate = self._seconds_per_step
         extra = ""
         if "useful_share" in metrics:
@@ -232,16 +218,16 @@ class Progress:
             "step %d/%d (%.1f%%) | loss %.3f (%s) | lr %.2e | dropout %g | "
             "%.2f steps/s | %s tokens/s%s | ETA %s",
             step,
-            self._num_steps,
-            100 * step / self._num_steps,
+            num_steps,
+            100 * step / num_steps,
             metrics["loss"],
-            self._describe(metrics),
+            self._objective.describe(metrics),
             metrics["learning_rate"],
             metrics["dropout"],
             metrics["steps_per_second"],
             _short(metrics["tokens_per_second"]),
             extra,
-            _duration(remaining * rate) if rate else "unknown",
+            _duration((num_steps - step) * rate) if rate else "unknown",
         )
 
 

@@ -24,9 +24,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import versions, workers
+from albert_tf.cluster import versions
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import is_one_process, slice_servers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -42,10 +41,11 @@ from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
-from albert_tf.training.objective import InitialWeights, Objective
+from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.progress import BatchContent, Profiler, Progress
-from albert_tf.training.trainer import Trainer
+from albert_tf.training.progress import Profiler, Progress
+from albert_tf.training.trainer import Trainer, check_batches
+from albert_tf.training.warm_start import WarmStart
 
 # Largest number of consecutive returns to a checkpoint because a read failed
 # although all records are intact. Progress beyond the failed step resets the
@@ -104,7 +104,7 @@ def open_run(
     data: TrainingData,
     held_out: RecordSet | None,
     host: Host,
-    initial: InitialWeights | None = None,
+    initial: WarmStart | None = None,
     began: float | None = None,
 ) -> "Run":
     """Opens a run: resumes it, or starts a new one from `initial` or at random.
@@ -113,9 +113,7 @@ def open_run(
         began: See `train`.
     """
     began = began or time.time()
-    _check_batches(config, held_out, host)
-    if objective.reads_lanes:
-        _check_lanes(config, workers.num_hosts(host.strategy))
+    check_batches(config, host.strategy, held_out is not None)
     if not host.is_chief:
         logging.set_verbosity(logging.WARNING)
     # Model, optimizer and program.
@@ -141,7 +139,9 @@ def open_run(
             position.num_steps,
             host.owner,
         )
-    run = Run(trainer, evaluator, run_log, _make_progress(trainer, began))
+    peak = cost.peak_flops(host.strategy, config.distribution)
+    progress = Progress(config, objective, data, peak, began)
+    run = Run(trainer, evaluator, run_log, progress)
     times = {
         "start_up_s": time.time() - began - restore_s,
         "restore_s": restore_s,
@@ -538,65 +538,10 @@ class Run:
         return lost_s
 
 
-def _check_lanes(config: PretrainingConfig, num_hosts: int) -> None:
-    """Warns if several hosts read the same lane."""
-    num_lanes = config.data.input_lanes
-    if num_hosts > num_lanes:
-        logging.warning(
-            "each of %d hosts reads at least %.2g times the records that it "
-            "needs, because it shares one of input_lanes=%d streams: set "
-            "--input_lanes to a multiple of %d in new runs",
-            num_hosts,
-            num_hosts / num_lanes,
-            num_lanes,
-            num_hosts,
-        )
-
-
-def _check_batches(
-    config: PretrainingConfig, held_out: RecordSet | None, host: Host
-) -> None:
-    """Checks that batches are divisible by the number of replicas."""
-    num_replicas = host.strategy.num_replicas_in_sync
-    per_replica_batch_size(
-        "global_batch_size",
-        config.data.global_batch_size,
-        num_replicas,
-        config.data.gradient_accumulation_steps,
-    )
-    if held_out is not None:
-        per_replica_batch_size(
-            "eval_batch_size", config.data.eval_batch_size, num_replicas
-        )
-
-
-def _make_progress(trainer: Trainer, began: float) -> Progress:
-    config, objective = trainer.config, trainer.objective
-
-    def content_at(step: int) -> BatchContent:
-        rows = config.data.global_batch_size
-        records = trainer.data.at(step).records
-        return BatchContent(
-            rows * objective.num_sequences * config.data.max_seq_length,
-            rows * records.examples_per_row,
-            records.useful_share,
-        )
-
-    return Progress(
-        config.training.num_train_steps,
-        content_at,
-        objective.flops_per_step(),
-        cost.peak_flops(trainer.host.strategy, config.distribution),
-        config.training.output_dir,
-        objective.describe,
-        began,
-    )
-
-
 def _log_start(
     run: Run,
     resumed: Checkpoint | None,
-    initial: InitialWeights | None,
+    initial: WarmStart | None,
     times: Mapping[str, float],
 ) -> None:
     """Logs where the run starts, with which software, and its event."""

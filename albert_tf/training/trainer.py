@@ -10,6 +10,7 @@ from absl import logging
 
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import values_on_first
+from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
@@ -21,7 +22,7 @@ from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training import schedules
-from albert_tf.training.objective import InitialWeights, Objective
+from albert_tf.training.objective import Objective
 from albert_tf.training.progress import StepTimes
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
@@ -29,6 +30,7 @@ from albert_tf.training.train_step import (
     make_train_steps,
     metric_names,
 )
+from albert_tf.training.warm_start import WarmStart
 
 # The first call of a program is one step, which compiles, and the second at
 # most this number of steps, from which the watchdog knows the usual time.
@@ -101,6 +103,24 @@ class Position:
         self.times = StepTimes()
 
 
+def check_batches(
+    config: PretrainingConfig, strategy: tf.distribute.Strategy, evaluates: bool
+) -> int:
+    """Checks that batches can be divided; returns that of a replica."""
+    data, num_replicas = config.data, strategy.num_replicas_in_sync
+    per_replica = per_replica_batch_size(
+        "global_batch_size",
+        data.global_batch_size,
+        num_replicas,
+        data.gradient_accumulation_steps,
+    )
+    if evaluates:
+        per_replica_batch_size(
+            "eval_batch_size", data.eval_batch_size, num_replicas
+        )
+    return per_replica
+
+
 class Trainer:
     """The state of a run, and the program that advances it; also for dry runs.
 
@@ -159,7 +179,7 @@ class Trainer:
         self._step_seconds: dict[DropoutRates, float | None] = {}
         self._saved_at = time.monotonic()
 
-    def start(self, initial: InitialWeights | None) -> Checkpoint | None:
+    def start(self, initial: WarmStart | None) -> Checkpoint | None:
         """Restores or initializes the variables. The order matters.
 
         1. The run has a checkpoint: resumes from the newest one, which it

@@ -55,7 +55,7 @@ REQUESTS = {
         "rewrite": 2,
         "start": 3,
     },
-    "restored checkpoint": {"list": 5, "read": 9},
+    "restored checkpoint": {"list": 5, "read": 8},
     "shard": {"read": 1},
 }
 

@@ -1,6 +1,5 @@
 """Rates, remaining time and goodput, compared with values by hand."""
 
-import functools
 import json
 import pathlib
 import subprocess
@@ -10,16 +9,13 @@ import types
 import numpy as np
 import pytest
 
+from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.runs import log as run_log
 from albert_tf.runs.log import RunLog
-from albert_tf.training import pretraining
 from albert_tf.training import progress as progress_module
-from albert_tf.training.progress import (
-    TIMING_METRICS,
-    BatchContent,
-    Progress,
-    StepTimes,
-)
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.progress import TIMING_METRICS, Progress, StepTimes
+from tests.helpers import tiny_run
 
 
 def set_clock(monkeypatch, seconds):
@@ -59,15 +55,7 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
         "learning_rate": 0.001,
         "dropout": 0.1,
     }
-    describe = functools.partial(pretraining.describe, sentence_objective="sop")
-    progress = Progress(
-        12,
-        lambda step: BatchContent(4000, 8),
-        10**12,
-        None,
-        str(tmp_path),
-        describe,
-    )
+    progress = progress_of(tmp_path, num_steps=12, data=UNKNOWN)
     compiled = progress.advance(StepTimes(compiling_seconds=[19.0]))
     progress.log(1, {**figures, **compiled})
     times = times_of(step_times(19), 20, 19.0)
@@ -75,7 +63,7 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
     assert both["steps_per_second"] == 0.1
     progress.log(2, {**figures, **both})
     times = times_of(step_times(20, 21), 22)
-    assert progress.advance(times)["tokens_per_second"] == 4000
+    assert progress.advance(times)["tokens_per_second"] == 256
     # 78 s of evaluation
     times = times_of(step_times(100, 101), 102)
     progress.log(6, {**figures, **progress.advance(times)})
@@ -85,14 +73,31 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
     assert lines[-1] == (
         "step 6/12 (50.0%) | loss 3.000 (mlm 2.500 (25.0%), sop 0.500 "
         "(75.0%)) | lr 1.00e-03 | dropout 0.1 | 1.00 steps/s | "
-        "4.0k tokens/s | ETA 0m06s"
+        "256 tokens/s | ETA 0m06s"
     )
 
 
-def progress_of(run_dir, peak=None, content_at=None, began=None):
-    """The progress of steps of 4000 tokens, 8 examples, 10^12 operations."""
-    content_at = content_at or (lambda step: BatchContent(4000, 8, 0.75))
-    return Progress(100, content_at, 10**12, peak, str(run_dir), str, began)
+class Costly(Pretraining):
+    """A step has 10^12 operations."""
+
+    def flops_per_step(self):
+        return 10**12
+
+
+def records_of(step, **content):
+    """Records from a step on."""
+    return Phase(step, "", RecordSet({"a": 1}, (("a",),), **content))
+
+
+UNKNOWN = TrainingData((records_of(0),))
+FILLED = TrainingData((records_of(0, useful_share=0.75),))
+
+
+def progress_of(run_dir, peak=None, began=None, num_steps=100, data=FILLED):
+    """The progress of steps of 8 examples of 32 tokens."""
+    config = tiny_run.make_config("", run_dir, num_train_steps=num_steps)
+    began = began or progress_module.time.time()
+    return Progress(config, Costly(config), data, peak, began)
 
 
 def test_metrics_of_steps_by_hand(tmp_path):
@@ -107,8 +112,8 @@ def test_metrics_of_steps_by_hand(tmp_path):
         "cpu_seconds": 2.5,
         "steps_per_second": pytest.approx(1 / 11),
         "examples_per_second": pytest.approx(8 / 11),
-        "tokens_per_second": pytest.approx(4000 / 11),
-        "useful_tokens_per_second": pytest.approx(3000 / 11),
+        "tokens_per_second": pytest.approx(256 / 11),
+        "useful_tokens_per_second": pytest.approx(192 / 11),
         "useful_share": 0.75,
         "tflops": pytest.approx(1 / 11),
         "mfu": pytest.approx(1 / 11),
@@ -132,12 +137,9 @@ def test_a_batch_that_arrives_during_the_previous_step_costs_nothing():
 
 def test_the_content_of_batches_is_that_of_their_records(tmp_path):
     """From step 10 on, packed rows hold 2.5 times as many examples."""
-    progress = progress_of(
-        tmp_path,
-        content_at=lambda step: (
-            BatchContent(4000, 8) if step < 10 else BatchContent(4000, 20, 0.99)
-        ),
-    )
+    packed = records_of(10, examples_per_row=2.5, useful_share=0.99)
+    data = TrainingData((*UNKNOWN.phases, packed))
+    progress = progress_of(tmp_path, data=data)
     progress.begin_loop(0)
     times = times_of(step_times(0), 2)
     figures = progress.advance(times)
@@ -148,8 +150,8 @@ def test_the_content_of_batches_is_that_of_their_records(tmp_path):
     times = times_of(step_times(2), 4)
     figures = progress.advance(times)
     assert figures["examples_per_second"] == 10
-    assert figures["tokens_per_second"] == 2000
-    assert figures["useful_tokens_per_second"] == pytest.approx(1980)
+    assert figures["tokens_per_second"] == 128
+    assert figures["useful_tokens_per_second"] == pytest.approx(0.99 * 128)
     # Without a known peak.
     assert figures["tflops"] == 0.5
     assert not {"mfu", "useful_mfu"} & set(figures)

@@ -7,14 +7,10 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from albert_tf.cluster import workers
-from albert_tf.cluster.host import Host
 from albert_tf.errors import UserError
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import Run, train
 from tests.helpers import tiny_run
@@ -111,39 +107,6 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_a_run_stops_at_the_next_step_and_keeps_the_log_complete(
-    tiny_records, tmp_path
-):
-    """It stops within a loop; the next process logs the line of the loop."""
-
-    def run(name):
-        return RunProcesses(
-            tiny_run.make_config(
-                tiny_records,
-                tmp_path / name,
-                num_train_steps=800,
-                steps_per_loop=400,
-                save_checkpoints_steps=800,
-            ),
-            tmp_path,
-        )
-
-    while True:
-        stopped = run("stopped")
-        stopped.wait_for_step(400)
-        stopped.signal(signal.SIGTERM)
-        (status,) = stopped.wait()
-        if status == 143 and read_variables(tmp_path / "stopped")["step"] % 400:
-            break
-        # The second loop was done before the signal.
-        assert status in (0, 143), stopped.log()
-        shutil.rmtree(tmp_path / "stopped")
-    again, alone = run("stopped"), run("alone")
-    assert again.wait() == alone.wait() == [0], again.log()
-    check_same_run(tmp_path / "alone", tmp_path / "stopped")
-
-
-@pytest.mark.slow
 def test_two_workers_and_two_replicas_continue_the_run_of_one_process(
     source, tiny_records, tmp_path
 ):
@@ -233,35 +196,6 @@ def test_missing_settings_are_refused(tiny_records, tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
         train(config)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("num_hosts", "times"), [(3, ""), (4, "1.3")])
-def test_more_hosts_than_lanes_are_a_warning(
-    tiny_records, tmp_path, monkeypatch, caplog, num_hosts, times
-):
-    class OpenedError(Exception):
-        pass
-
-    def stop(*arguments, **others):
-        raise OpenedError
-
-    monkeypatch.setattr(workers, "num_hosts", lambda strategy: num_hosts)
-    monkeypatch.setattr(train_module, "Trainer", stop)
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, global_batch_size=12, input_lanes=3
-    )
-    objective = Pretraining(config)
-    with pytest.raises(OpenedError):
-        train_module.open_run(
-            config,
-            objective,
-            objective.find_training_data(),
-            None,
-            Host(tf.distribute.get_strategy()),
-        )
-    warning = f"each of {num_hosts} hosts reads at least {times} times"
-    assert (warning in caplog.text) == bool(times)
-    assert ("input_lanes" in caplog.text) == bool(times)
 
 
 @pytest.mark.parametrize(

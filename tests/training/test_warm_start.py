@@ -529,79 +529,56 @@ def applied(planned, here, objective="sop"):
     return {path: v.numpy() for path, v in variables.items()}
 
 
-# The models there and here; for each group or layer here, the number of that
-# which it starts from, by hand.
+# The models there and here; for each group or layer here, the one that it
+# starts from, by hand.
 DEPTHS = {
     "a group that all layers share": (
         *(model_of(6), model_of(12)),
-        {"group": [0]},
+        {"group": ["group_0"]},
     ),
     "twice as many groups": (
         *(model_of(6, 6), model_of(12, 12)),
-        {"group": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]},
+        {"group": [f"group_{n // 2}" for n in range(12)]},
     ),
     "fewer groups": (
         *(model_of(6, 6), model_of(3, 3)),
-        {"group": [0, 2, 4]},
-    ),
-    "layers that do not share": (
-        *(model_of(2, sharing="none"), model_of(4, sharing="none")),
-        {"layer": [0, 0, 1, 1]},
-    ),
-    "layers that do not share, with --init_from_group0": (
-        *(model_of(2, sharing="none"), model_of(4, sharing="none")),
-        *({"layer": [0, 1, 0, 0]}, True),
+        {"group": ["group_0", "group_2", "group_4"]},
     ),
     "no divisor": (
         *(model_of(3, 3), model_of(4, 4)),
-        {"group": [0, 0, 1, 2]},
+        {"group": ["group_0", "group_0", "group_1", "group_2"]},
+    ),
+    "layers that do not share": (
+        *(model_of(2, sharing="none"), model_of(4, sharing="none")),
+        {"layer": ["layer_0", "layer_0", "layer_1", "layer_1"]},
+    ),
+    # Feed-forward layers take those of their group; attention stays shared.
+    "layers that shared": (
+        *(model_of(12, 3), model_of(12, sharing="attention")),
+        {"layer": [f"group_{n // 4}" for n in range(12)], "group": ["group_0"]},
     ),
 }
 
 
 @pytest.mark.parametrize("case", DEPTHS)
 def test_layers_start_from_layers_of_the_same_relative_depth(plan_for, case):
-    there, here, expected, *from_group0 = DEPTHS[case]
-    ((owner, taken),) = expected.items()
+    there, here, taken = DEPTHS[case]
     weights = weights_of(there, slots=True)
-    planned = plan_for(
-        here,
-        weights,
-        init_from_group0=bool(from_group0),
-        init_optimizer_state=True,
-    )
-    values = applied(planned, here)
+    planned = plan_for(here, weights, init_optimizer_state=True)
     old = {**weights.values, **weights.slots}
-    seen = set()
-    for path, value in values.items():
-        match = re.search(rf"/{owner}_(\d+)_", path)
+    seen, others = set(), {}
+    for path, value in applied(planned, here).items():
         source = path
-        if match:
-            number = int(match[1])
-            seen.add(number)
-            source = path.replace(match[0], f"/{owner}_{taken[number]}_")
+        if match := re.search(r"/((group|layer)_(\d+))(_\w+)/", path):
+            name, owner, number, rest = match.groups()
+            source_name = taken[owner][int(number)]
+            source = path.replace(name, source_name)
+            seen.add(name)
+            if name != source_name:
+                others[name + rest] = source_name + rest
         np.testing.assert_array_equal(value, old[source], path)
-    assert seen == set(range(len(taken)))
-
-
-def test_unshared_layers_start_from_their_former_group(plan_for):
-    """Feed-forward layers take those of their group; attention stays shared."""
-    there, here = model_of(12, 3), model_of(12, sharing="attention")
-    weights = weights_of(there)
-    planned = plan_for(here, weights)
-    values = applied(planned, here)
-    kernel = "albert/encoder/{}_inner_group_0_{}/output/kernel"
-    for layer in range(12):
-        np.testing.assert_array_equal(
-            values[kernel.format(f"layer_{layer}", "ffn")],
-            weights.values[kernel.format(f"group_{layer // 4}", "ffn")],
-        )
-    np.testing.assert_array_equal(
-        values[kernel.format("group_0", "attention")],
-        weights.values[kernel.format("group_0", "attention")],
-    )
-    taken = planned.report["layers"]["taken_from"]
-    assert taken["layer_11_inner_group_0_ffn"] == "group_2_inner_group_0_ffn"
+    assert len(seen) == sum(map(len, taken.values()))
+    assert planned.report["layers"]["taken_from"] == others
 
 
 @pytest.mark.parametrize(
