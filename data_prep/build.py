@@ -500,18 +500,13 @@ def _write_metadata(
         )
         logging.info(
             "%s: %d documents (%d of them duplicates), %d examples in %d "
-            "records; %.1f %% of the positions filled, %.1f %% of the tokens "
-            "masked, label 1 of %.1f %%; unigram entropy %.3f nats; skipped or "
-            "split: %s",
+            "records; %.1f %% of the positions filled; skipped or split: %s",
             directory,
             metadata.num_documents,
             metadata.num_duplicate_documents,
             metadata.num_examples,
             metadata.num_rows,
             100 * metadata.fill,
-            100 * metadata.num_masked / metadata.num_pieces,
-            100 * built.count(split)["label"] / metadata.num_examples,
-            metadata.unigram_entropy_nats,
             _join_counts(metadata.skipped) or "nothing",
         )
 
@@ -547,35 +542,29 @@ def find_missing_shards(
         UserError: If the directory has the records of another build, complete
             or not, or lacks metadata or vocabulary, and `overwrite` is false.
     """
-    stored = _read_unfinished(output_dir)
-    if stored is not None:
-        path = posixpath.join(output_dir, UNFINISHED_FILE)
-        if stored.get("inputs_sha256"):
-            unfinished.compare(
-                stored,
-                path,
-                otherwise="the text, or the version of build_tfrecords",
-                advice="Continue that build with its settings and text. ",
-            )
-        else:
-            unfinished.compare(
-                stored,
-                _find_first_record(output_dir),
-                otherwise=f"{path} names no build, since an interrupted build "
-                "was about to replace the records",
-            )
+    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    stored = _read_description(path)
+    if stored and stored.get("inputs_sha256"):
+        unfinished.compare(
+            stored,
+            path,
+            otherwise="the text, or the version of build_tfrecords",
+            advice="Continue that build with its settings and text. ",
+        )
+        return None
+    found = next(iter(_find_records(output_dir)), "")
+    if stored:
+        unfinished.compare(
+            stored,
+            found,
+            otherwise=f"{path} names no build, since an interrupted build was "
+            "about to replace the records",
+        )
         return None
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
-    try:
-        metadata = files.load_json_if_any(path) or {}
-    except files.DamagedFileError:
-        if not records.overwrite:
-            raise
-        logging.warning("building the records again, since %s is damaged", path)
-        metadata = {}
     if not records.compare(
-        metadata and {"packing": "none", **metadata},
-        _find_first_record(output_dir),
+        _read_description(path),
+        found,
         otherwise=f"the text, a setting that {path} does not store, or the "
         "version of build_tfrecords",
     ):
@@ -603,7 +592,7 @@ def find_missing_shards(
 def begin_build(output_dir: str, unfinished: Artifact) -> None:
     """Marks the directory as unfinished; removes records of other builds."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
-    if unfinished.compare(_read_unfinished(output_dir), ""):
+    if unfinished.compare(_read_description(path), ""):
         return
     # The file names no build until all other records are removed. If this
     # process is killed, the next one must not take the rest for its own.
@@ -628,9 +617,8 @@ def _remove_notes(output_dir: str) -> None:
     files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 
-def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
-    """Returns what identifies the unfinished build; None if there is none."""
-    path = posixpath.join(output_dir, UNFINISHED_FILE)
+def _read_description(path: str) -> dict[str, Any] | None:
+    """Returns what identifies records; None if the file does not exist."""
     try:
         found = files.load_json_if_any(path)
     except files.DamagedFileError:
@@ -657,7 +645,6 @@ def _find_damaged(shards: Sequence[Shard]) -> list[str]:
     """Returns the files that do not have the checksums of the metadata."""
     damaged = []
     for split_dir in dict.fromkeys(posixpath.dirname(s.path) for s in shards):
-        logging.info("reading %s, to verify its checksums", split_dir)
         try:
             metadata = read_metadata(split_dir)
         except UserError:
@@ -693,10 +680,6 @@ def _find_records(output_dir: str) -> list[str]:
         for pattern in ("*.tfrecord", "*" + files.PARTIAL_SUFFIX, *names)
         for path in files.list_files(posixpath.join(output_dir, split), pattern)
     ]
-
-
-def _find_first_record(output_dir: str) -> str:
-    return next(iter(_find_records(output_dir)), "")
 
 
 # --- the scratch directory ----------------------------------------------------

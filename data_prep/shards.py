@@ -212,8 +212,7 @@ def make_records(
         parts: The examples of the shard, in batches of any size.
         config: Format of the records, see `settings_of_split`.
         counts: Counter of "documents", "examples", "pieces" (tokens without
-            padding), "masked" tokens, "label" (examples with label 1) and
-            "rows".
+            padding), "masked" tokens and "rows".
     """
     stored = [
         feature.name
@@ -251,7 +250,6 @@ def _make_examples(
     counts["documents"] += int(unmasked.headers["opens_document"].sum())
     counts["examples"] += len(unmasked.headers)
     counts["pieces"] += int(features["input_mask"].sum())
-    counts["label"] += int(features[SENTENCE_LABEL].sum())
     return features
 
 

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import os
 import shutil
@@ -6,12 +5,11 @@ import shutil
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.io.artifact import Artifact, check_writable
-from data_prep import build as builder
+from albert_tf.io.artifact import check_writable
 from tests.helpers.small_builds import build, read_files
 
 
-def fill(output_dir):
+def fill(output_dir, description):
     """Writes the files of an interrupted build, and a file of a user."""
     for name in (
         "train/train-00000-of-00001.tfrecord",
@@ -20,67 +18,56 @@ def fill(output_dir):
         "unfinished/train-00000-of-00001.tfrecord.json",
     ):
         path = output_dir / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("{}")
     (output_dir / "train" / "notes.txt").write_text("a user's")
-    (output_dir / "unfinished.json").write_text('{"inputs_sha256": "ab"}')
-
-
-def artifact(inputs_sha256, **settings):
-    identity = {"inputs_sha256": inputs_sha256, "versions": {"unicode": "15"}}
-    return Artifact("output_dir", "records", identity, settings)
-
-
-def find_missing(output_dir, records):
-    return builder.find_missing_shards(str(output_dir), records, records, [])
-
-
-@pytest.mark.parametrize("name", ["a[1]", "a*"])
-def test_only_the_shards_and_notes_of_another_build_are_removed(tmp_path, name):
-    """As a glob, `name` matches the other directory, whose records stay."""
-    own, other = tmp_path / name, tmp_path / "a1"
-    for output_dir in (own, other):
-        output_dir.mkdir()
-        fill(output_dir)
-    before = read_files(other)
-    builder.begin_build(str(own), artifact("cd"))
-    found = read_files(own)
-    assert json.loads(found.pop("unfinished.json"))["inputs_sha256"] == "cd"
-    assert found == {"train/notes.txt": b"a user's"}
-    assert read_files(other) == before
-    assert find_missing(own, artifact("cd")) is None
+    (output_dir / "unfinished.json").write_text(json.dumps(description))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("description", "message"),
     [
         (
             {"inputs_sha256": "cd", "settings": {"unicode": "14"}},
-            r"unfinished\.json.*Different: unicode was '14' and is '15'\..*"
+            r"unfinished\.json.*Different: unicode was '14' and is '.*'\..*"
             "Continue that build",
         ),
         ({"inputs_sha256": "ab"}, "Different: the text, or the version"),
         ({"inputs_sha256": None}, r"00001\.tfrecord\. .*names no build"),
-        ({}, r"00001\.tfrecord\. .*names no build"),
         ([], r"00001\.tfrecord\. .*names no build"),
     ],
 )
 def test_another_unfinished_build_is_replaced_only_with_overwrite(
-    tmp_path, content, message
+    documents, tmp_path, description, message
 ):
-    """A build that names no build was killed before it removed all records of
-    another. Without other records, it needs no --overwrite."""
-    fill(tmp_path)
-    (tmp_path / "unfinished.json").write_text(json.dumps(content))
-    records = artifact("cd", unicode="15")
+    """Only its shards and notes are removed. As a glob, its name matches the
+    other directory, whose records stay.
+
+    A build that names no build was killed before it removed all records of
+    another. Without other records, it needs no --overwrite.
+    """
+    path = tmp_path / "text.txt"
+    path.write_text(documents[0], encoding="utf-8")
+    out, other = tmp_path / "a[1]", tmp_path / "a1"
+    settings = {"num_shards": 1, "holdout_fraction": 0}
+    for output_dir in (out, other):
+        fill(output_dir, description)
+    before = read_files(other)
     with pytest.raises(UserError, match=message + ".*--overwrite"):
-        find_missing(tmp_path, records)
-    overwriting = dataclasses.replace(records, overwrite=True)
-    assert find_missing(tmp_path, overwriting) is None
+        build(out, path, **settings)
+    assert read_files(out) == before
     if "names no build" in message:
-        shutil.rmtree(tmp_path / "train")
-        shutil.rmtree(tmp_path / "eval")
-        assert find_missing(tmp_path, records) is None
+        shutil.rmtree(out / "train")
+        shutil.rmtree(out / "eval")
+    build(out, path, overwrite="names no build" not in message, **settings)
+    found = read_files(out)
+    assert found.pop("train/notes.txt", b"a user's") == b"a user's"
+    assert found.keys() == {
+        "train/train-00000-of-00001.tfrecord",
+        "train/metadata.json",
+        "train/spiece.model",
+    }
+    assert read_files(other) == before
 
 
 @pytest.fixture

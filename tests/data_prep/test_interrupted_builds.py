@@ -255,11 +255,7 @@ def test_files_are_on_the_disk_before_they_get_their_names(
     build(tmp_path / "out", path, num_shards=1, holdout_fraction=0)
     assert named >= {
         "0000000.spill",
-        "0000000.spill.token_counts.npy",
         "0000000.spill.json",
-        "units.json",
-        "00000-00000.spill",
-        "00000.json",
         "train-00000-of-00001.tfrecord",
         "metadata.json",
     }

@@ -65,12 +65,15 @@ def lines_of(path, content, block_bytes=1 << 20, longest=1 << 20):
 @hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(
     content=st.lists(
-        st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff"])
+        st.sampled_from(
+            [b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\x1c", b"\xc2\x85"]
+        )
     ).map(b"".join),
     block_bytes=st.integers(1, 9),
 )
 def test_lines_are_those_of_a_regular_expression(path, content, block_bytes):
-    """For every line ending, and any end of a block."""
+    """For every line ending, and any end of a block. Other separators of
+    Unicode end no line."""
     expected = re.split(rb"\r\n|\r|\n", content)
     if not expected[-1]:
         expected.pop()
@@ -101,17 +104,6 @@ def test_long_lines_are_cut_between_characters(
         assert text.encode()[line.offset : end] == line.content
     for number, line in enumerate(text.encode().split(b"\n"), start=1):
         assert b"".join(parts.get(number, [b""])) == line
-
-
-def test_long_line_is_yielded_before_it_is_read_completely(path):
-    """Its first part is yielded after a few of 500 blocks."""
-    path.write_bytes(b"word " * 1000)
-    blocks = []
-    with unittest.mock.patch.object(reader, "BLOCK_BYTES", 10):
-        lines = read_lines(str(path), blocks.append, longest=20)
-        for number in range(1, 200):
-            next(lines)
-            assert len(blocks) <= 2 * number + 5
 
 
 # --- documents ----------------------------------------------------------------
@@ -190,14 +182,6 @@ def test_zstd_files_of_the_longest_windows_are_read(tmp_path):
     assert read(path)[0] == [["One."]]
 
 
-def test_other_separators_of_unicode_end_no_line(tmp_path):
-    """`str.splitlines` would split there."""
-    path = tmp_path / "a.txt"
-    line = "One\x85two\u2028three\x1cfour."
-    path.write_text(line, encoding="utf-8")
-    assert read(path)[0] == [[line]]
-
-
 def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
     """With limits of 10 bytes per line and 10 characters per document."""
     monkeypatch.setattr(reader, "LONGEST_DOCUMENT", 10)
@@ -225,28 +209,12 @@ BAD_UTF8 = {
         [["Good.", "A", "Il\ufffdgal", "C"]],
         [["Good.", "A", "C"]],
     ),
-    # On the first line, the offset also counts the byte order mark.
-    "first line": (
-        "a.txt",
-        b"\xef\xbb\xbfIl\xe9gal\nC",
-        "0xe9 in line 1, at byte offset 5",
-        [["Il\ufffdgal", "C"]],
-        [["C"]],
-    ),
     # An incomplete character at the end of the file.
     "end": (
         "a.txt",
         b"A\n\xc3",
         "in line 2, at byte offset 2",
         [["A", "\ufffd"]],
-        [["A"]],
-    ),
-    # CESU-8: two surrogates of three bytes encode U+1F600.
-    "CESU-8": (
-        "a.txt",
-        b"A\n\xed\xa0\xbd\xed\xb8\x80",
-        "0xed in line 2, at byte offset 2",
-        [["A", 6 * "\ufffd"]],
         [["A"]],
     ),
     "JSON": (
@@ -288,17 +256,11 @@ OBJECT = r"line 2 of .*must be an object with a string"
 REFUSED = [
     ("a.txt", "One a.\n".encode("utf-16"), UTF16),
     ("a.txt.gz", gzip.compress("One a.\n".encode("utf-16")), UTF16),
-    ("a.jsonl", '{"text": "One"}\n'.encode("utf-16"), UTF16),
     # Without a byte order mark, ASCII text is valid UTF-8.
     (
         "a.txt",
         "One a.\n".encode("utf-16-le"),
         r"zero byte in line 1, at byte offset 1\..*iconv",
-    ),
-    (
-        "a.jsonl",
-        "{}\n".encode("utf-16-be"),
-        r"zero byte in line 1, at byte offset 0\..*iconv",
     ),
     (
         "a.txt",
@@ -327,14 +289,6 @@ def test_text_that_cannot_be_read_is_refused(tmp_path, name, content, message):
     for on_bad_utf8 in ("error", "skip"):
         with pytest.raises(UserError, match=message):
             read(tmp_path / name, on_bad_utf8=on_bad_utf8)
-
-
-def test_missing_inputs_are_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"b\*.txt"):
-        read(tmp_path / "*.txt", tmp_path / "b*.txt")
-    with pytest.raises(UserError, match="--input_file or --tfds"):
-        read()
 
 
 def test_json_lines_are_documents(tmp_path):
@@ -370,6 +324,9 @@ def test_inputs_are_sorted_and_each_file_is_read_once(tmp_path, monkeypatch):
     found = find_inputs(CorpusConfig(input_file=paths))
     assert [source.name for source in found] == ["./a.txt", "b.txt", "e[1].txt"]
     assert sum(source.num_bytes for source in found) == 12
+    for missing, message in ((("a.txt", "b*.md"), r"b\*.md"), ((), "--tfds")):
+        with pytest.raises(UserError, match=message):
+            find_inputs(CorpusConfig(input_file=missing))
 
 
 def test_digest_depends_on_content_and_format(tmp_path):

@@ -76,6 +76,7 @@ def read(config, skipped=None):
 
 
 def test_each_element_is_a_document(articles, data_dir):
+    """Of a split, or of a part of it, and of any field that holds text."""
     documents, digests = read(make_config(data_dir))
     expected = [a.split("\n") for a in articles]
     key = "\n".join
@@ -83,21 +84,13 @@ def test_each_element_is_a_document(articles, data_dir):
     assert len(set(digests)) == 3
     again, _ = read(make_config(data_dir))
     assert again == documents
-
-
-def test_part_of_a_split_is_read(articles, data_dir):
-    documents, _ = read(make_config(data_dir))
-    half, digests = read(make_config(data_dir, tfds_split="train[:50%]"))
+    half, of_half = read(make_config(data_dir, tfds_split="train[:50%]"))
     assert half == documents[: len(half)]
     assert abs(len(half) - len(articles) / 2) <= 1
     _, others = read(make_config(data_dir, tfds_split="train[:40%]"))
-    assert set(digests).isdisjoint(others)
-
-
-def test_another_field_may_hold_the_text(data_dir, articles):
-    documents, _ = read(make_config(data_dir, text_field="title"))
-    titles = sorted(int(line) for (line,) in documents)
-    assert titles == list(range(len(articles)))
+    assert set(of_half).isdisjoint(others)
+    titles, _ = read(make_config(data_dir, text_field="title"))
+    assert sorted(int(t) for (t,) in titles) == list(range(len(articles)))
 
 
 @pytest.mark.parametrize(
