@@ -47,7 +47,6 @@ class Question(NamedTuple):
     """A question about a document that may contain its answer.
 
     Attributes:
-        id: Identifies the example in its file.
         answers: Right answers; the first one is trained on.
         is_impossible: Whether the document does not answer the question;
             `answers` is () then, except in a contradictory file.
@@ -159,14 +158,12 @@ class DocumentWindows:
     """The windows of the document of one question.
 
     Attributes:
-        document: The text of the document.
         query: Token ids of the question, cut to `max_query_length`.
         tokens: The tokens of the document.
         spans: First token and end of each window; at least one window.
         best_window: int64, `(document tokens,)`, the window in which a token
             has most context.
-        answer: First and last token of the first answer; None if there is no
-            answer, or `problem` says why it is not found.
+        answer: First and last token of the first answer; None without answer.
         problem: Why the answer is not found; "" otherwise.
     """
 
@@ -339,7 +336,6 @@ class QuestionAnswer(NamedTuple):
     """The prediction for a question.
 
     Attributes:
-        id: Id of the question.
         candidates: The best answers with different texts, best first.
         null_score: The smallest null score of the windows, since one window
             that contains an answer is enough.

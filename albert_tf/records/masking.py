@@ -16,7 +16,7 @@ depend on the other examples of its row.
    from the distribution of the words that remain in the span around a random
    word, so that each word is equally likely to begin a span. A span ends where
    a segment ends.
-3. `take_spans`: the spans of an example are shuffled and taken while
+3. `_take_spans`: the spans of an example are shuffled and taken while
    they fit the budget. A span that does not fit is skipped; a smaller span
    after it may still fit.
 4. A taken token becomes `[MASK]` (80 %), stays as it is (10 %), or becomes a
@@ -126,10 +126,10 @@ def mask_rows(
     span_keys = _keys_at(spans.examples, keys, _SPAN_ORDER, ops)
     wanted = ops.cast(examples.num_tokens, "float64") * config.masked_lm_prob
     max_predictions = config.max_predictions_per_seq
-    taken = take_spans(
-        spans.examples,
-        spans.sizes,
-        random_bits(span_keys, spans.positions, ops),
+    order = random_bits(span_keys, spans.positions, ops)
+    taken = _take_spans(
+        spans,
+        ops.right_shift(order, np.uint64(32)),
         ops.clip(ops.cast(ops.rint(wanted), "int64"), 1, max_predictions),
         max_predictions,
         ops,
@@ -239,16 +239,14 @@ class _Examples:
 
 
 class _Spans(NamedTuple):
-    """The spans of all examples, example by example.
+    """The spans of all examples, example by example; int64, `(spans,)`.
 
     Attributes:
-        examples: int64, `(spans,)`, indices as in `_Examples`, nondecreasing.
-        begins: int64, `(spans,)`, index of the first token in the flattened
-            batch, increasing.
-        positions: int64, `(spans,)`, position of the first token in its
-            example.
-        lengths: int64, `(spans,)`, number of tokens.
-        sizes: int64, `(spans,)`, number of maskable tokens; may be 0.
+        examples: Indices as in `_Examples`, nondecreasing.
+        begins: Index of the first token in the flattened batch, increasing.
+        positions: Position of the first token in its example.
+        lengths: Number of tokens.
+        sizes: Number of maskable tokens; may be 0.
     """
 
     examples: Array
@@ -332,13 +330,8 @@ def _measure_spans(
     return _Spans(of_spans, begins, positions, lengths, sizes)
 
 
-def take_spans(
-    examples: Array,
-    sizes: Array,
-    order_bits: Array,
-    budgets: Array,
-    max_predictions: int,
-    ops: Any = array_ops,
+def _take_spans(
+    spans: _Spans, order: Array, budgets: Array, max_predictions: int, ops: Any
 ) -> Array:
     """Takes spans in random order while they fit the budget of their example.
 
@@ -346,18 +339,14 @@ def take_spans(
     tokens is taken.
 
     Args:
-        examples: int64, `(spans,)`, the examples of the spans, nondecreasing.
-        sizes: int64, `(spans,)`, number of maskable tokens.
-        order_bits: uint64, `(spans,)`, random; their upper 32 bits are the
-            order of the spans of an example.
+        order: uint64, `(spans,)`, random, below 2**32.
         budgets: int64, `(examples,)`, number of tokens to mask.
-        max_predictions: Maximum number of masked tokens in an example.
 
     Returns:
         int64, increasing; the indices of the spans taken.
     """
+    examples, sizes = spans.examples, spans.sizes
     num_examples = budgets.shape[0]
-    order = ops.right_shift(order_bits, np.uint64(32))
     # About twice as many spans as the budgets need come first. After them, few
     # examples have a part of their budget left. Only in these are the remaining
     # spans sorted, too.
@@ -366,33 +355,34 @@ def take_spans(
     taken = ops.zeros(ops.size(examples), "bool")
     left = budgets
     for candidates in (comes_first, ~comes_first):
-        spans = ops.flatnonzero(candidates & ops.take(left > 0, examples))
-        spans = _shuffle_within_examples(
-            spans, examples, order, num_examples, ops
+        candidates = candidates & ops.take(left > 0, examples)
+        shuffled = _shuffle_within_examples(
+            candidates, examples, order, num_examples, ops
         )
-        taken, left = _take_what_fits(spans, examples, sizes, left, taken, ops)
+        taken, left = _take_what_fits(
+            shuffled, examples, sizes, left, taken, ops
+        )
     # An example of which no span fits the budget has all of it left.
-    is_candidate = (sizes > 0) & (sizes <= max_predictions)
-    spans = _shuffle_within_examples(
-        ops.flatnonzero(is_candidate & ops.take(left == budgets, examples)),
-        examples,
-        order,
-        num_examples,
-        ops,
+    candidates = (sizes > 0) & (sizes <= max_predictions)
+    candidates = candidates & ops.take(left == budgets, examples)
+    shuffled = _shuffle_within_examples(
+        candidates, examples, order, num_examples, ops
     )
-    counts = ops.bincount(ops.take(examples, spans), None, num_examples)
-    numbers = ops.ranges(counts)
-    exceptions = ops.take(spans, ops.flatnonzero(numbers == 0))
+    counts = ops.bincount(ops.take(examples, shuffled), None, num_examples)
+    is_first = ops.ranges(counts) == 0
+    exceptions = ops.take(shuffled, ops.flatnonzero(is_first))
     return ops.flatnonzero(ops.put(taken, exceptions, True))
 
 
 def _shuffle_within_examples(
-    spans: Array, examples: Array, order: Array, num_examples: int, ops: Any
+    is_candidate: Array,
+    examples: Array,
+    order: Array,
+    num_examples: int,
+    ops: Any,
 ) -> Array:
-    """Sorts some spans by their examples, then by `order`, below 2**32.
-
-    `spans` are increasing indices; `examples` and `order` are of all spans.
-    """
+    """Indices of some spans, sorted by their examples, then by `order`."""
+    spans = ops.flatnonzero(is_candidate)
     groups = ops.take(examples, spans)
     counts = ops.bincount(groups, None, num_examples)
     # 16 bits of the example, 32 random bits, 16 bits of the span's number in
@@ -422,12 +412,8 @@ def _take_what_fits(
     later, and the result is as if spans were tried one by one. Few iterations
     are needed, since spans have few different sizes.
 
-    Args:
-        spans: Indices of the spans to try, in shuffled order.
-        examples, sizes, taken: `(spans,)`, of all spans.
-
-    Returns:
-        `taken` with the spans taken, and what is left of the budgets.
+    `spans` are indices in shuffled order; `examples`, `sizes` and `taken` are
+    of all spans. Returns `taken`, and what is left of the budgets.
     """
     num_examples = budgets.shape[0]
 

@@ -86,8 +86,7 @@ class EncodedTexts(NamedTuple):
 def normalize(text: str, do_lower_case: bool = True) -> str:
     """Normalises text as google-research/albert does before SentencePiece.
 
-    Collapses and strips white space, decomposes characters (NFKD), drops
-    combining marks, and converts letters to lower case.
+    White space, compatibility characters, combining marks and case change.
 
     Example:
         >>> normalize("  Crème   BRÛLÉE ")
