@@ -56,11 +56,11 @@ def make_batch():
     return {k: tf.constant(v, tf.int32) for k, v in arrays.items()}
 
 
-def build(dtype="float32", remat=False, **settings):
+def build(dtype="float32", remat=False, sentence_objective="sop", **settings):
     """The model with weights drawn from seed 0."""
     keras.utils.set_random_seed(0)
     config = dataclasses.replace(SPREAD, **settings)
-    model = AlbertPretrainer(config, dtype=dtype, remat=remat)
+    model = AlbertPretrainer(config, sentence_objective, dtype, remat)
     model.build()
     return model
 

@@ -36,17 +36,6 @@ def test_dropout_drops_its_rate_and_keeps_the_expected_value(target):
 
 
 @on_both
-def test_all_entries_are_dropped_independently(target):
-    """Halves of a batch share random numbers, but no bits."""
-    masks = Dropout(0.3, 0.3, SEED).hidden_masks(0, target)
-    kept = masks.keep(tf.constant([4, 50, 200])).numpy()
-    for one in range(4):
-        for other in range(one):
-            agreement = np.mean(kept[one] == kept[other])
-            assert abs(agreement - 0.58) < 0.02
-
-
-@on_both
 def test_neighbours_are_dropped_independently(target):
     """A table of 512 by 512 against itself, shifted by four distances."""
     shape = tf.constant([2, 3, 512, 512])

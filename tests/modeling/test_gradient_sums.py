@@ -62,13 +62,6 @@ def test_chains_have_the_gradients_of_separate_reads(variables, so_far, starts):
         np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=str(i))
 
 
-def test_a_sum_begins_with_the_gradients_so_far(variables, so_far):
-    none = model_gradients(variables, None, joins_reads=True)
-    found = model_gradients(variables, so_far, joins_reads=True)
-    for total, own, former in zip(found, none, so_far, strict=True):
-        np.testing.assert_allclose(total - own, former, atol=1e-5)
-
-
 def test_bfloat16_gradients_are_added_in_float32(variables, so_far):
     """A sum in bfloat16 would lose a gradient of 2**-10 of the sum."""
     large = [1024 * gradient for gradient in so_far]
@@ -81,25 +74,6 @@ def test_bfloat16_gradients_are_added_in_float32(variables, so_far):
         # Each bfloat16 product is rounded; a lost one would be 100 % off.
         size = np.abs(own).max()
         np.testing.assert_allclose(total - former, own, atol=0.1 * size)
-
-
-def test_only_the_variables_of_the_sums_have_a_chain(variables, so_far):
-    shared, *_ = variables
-    ones = np.ones((4, 4))
-
-    def gradient(total=None):
-        target = ProgramTarget(gradient_sums=total)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(target.read(shared, "float32"))
-        return tape.gradient(loss, shared.value)
-
-    total = GradientSums(variables, so_far, joins_reads=True)
-    np.testing.assert_allclose(gradient(total), ones + so_far[0], rtol=1e-6)
-    np.testing.assert_array_equal(gradient(), ones)
-    not_joined = GradientSums(variables, so_far, joins_reads=False)
-    np.testing.assert_array_equal(gradient(not_joined), ones)
-    others = GradientSums(variables[1:], so_far[1:], joins_reads=True)
-    np.testing.assert_array_equal(gradient(others), ones)
 
 
 def gradient_of(variables, so_far, loss_of, **settings):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from albert_tf.modeling import attention, backbone, layers
 from albert_tf.modeling.attention_bias import ExampleNumbers
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.kernels import cross_entropy
 from tests.helpers import tiny_model
 
 SEED = tf.constant([3, 4])
@@ -24,7 +25,7 @@ FORMULAS = {
 TARGETS = {
     "cpu": tiny_model.CPU,
     "fused": tiny_model.FUSED,
-    "tpu": tiny_model.TPU,
+    "tpu": dataclasses.replace(tiny_model.TPU, float32_score_gradients=True),
 }
 # The distance from 1 to the next bfloat16 number.
 BFLOAT16_ULP = 2.0**-7
@@ -83,19 +84,11 @@ def make_case(name, target, rate):
 def bfloat16_tolerance(name, i):
     """The relative error, root mean square, that result i may have.
 
-    Rounding a number once changes it by at most 2**-8 of it, and by 0.2 to 0.3
-    ULPs of 2**-7 on average. How often the operations of a CPU round depends on
-    the CPU. Largest errors in ULPs, of seed 0 and of several seeds, on a CPU
-    with AVX-512 (30 seeds) and on one without (6 seeds):
-
-        with AVX-512, seed 0 and all    without
-        0.36                            0.52 and 0.75   without attention
-        0.8 and 1.04                    0.95 and 1.04   context, values
-        1.2 and 2.2                     1.32 and 1.88   queries and keys, plain
-        2.3 and 4.7                     3.66 and 4.69   the same, kernel
-
-    The kernel computes the gradients of queries and keys from the rounded
-    context, and the plain formula rounds scores of up to 8.
+    Rounding a number once changes it by 0.2 to 0.3 ULPs on average. How often
+    the operations of a CPU round depends on the CPU. The largest errors in ULPs
+    of several seeds, on CPUs with and without AVX-512, are 0.75 without
+    attention; 1.04 for context and values; 4.7 for queries and keys, whose
+    gradients the kernel computes from the rounded context.
     """
     if "attention" not in name:
         return 0.75 * BFLOAT16_ULP
@@ -166,46 +159,8 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
         assert np.abs(d_key[:, 5]).max() > 0
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_storing_score_gradients_in_float32_changes_no_result(rate):
-    """On a CPU: the values, and that the barrier is there.
-
-    tests/tpu/test_compile_check.py finds float32 in the program for a TPU.
-    """
-    shapes, call = make_case("attention", tiny_model.TPU, rate)
-    random = np.random.default_rng(0)
-    arguments = [
-        tf.cast(random.normal(size=shape), "bfloat16") for shape in shapes
-    ]
-    upstream = tf.cast(random.normal(size=shapes[0]), "bfloat16")
-    results, barriers = [], []
-    for in_float32 in False, True:
-        target = dataclasses.replace(
-            tiny_model.TPU, float32_score_gradients=in_float32
-        )
-        kernel = target.fastest(FORMULAS["attention"])
-
-        @tf.function(jit_compile=True)
-        def run(kernel=kernel):
-            with tf.GradientTape() as tape:
-                tape.watch(arguments)
-                result = call(kernel, *arguments)
-            return [result, *tape.gradient(result, arguments, upstream)]
-
-        operations = run.get_concrete_function().graph.get_operations()
-        barriers.append(
-            sum(o.type == "XlaOptimizationBarrier" for o in operations)
-        )
-        results.append([tf.cast(x, tf.float32).numpy() for x in run()])
-    assert barriers[1] == barriers[0] + 1
-    for without, with_setting in zip(*results, strict=True):
-        np.testing.assert_array_equal(without, with_setting)
-
-
-# In bfloat16, rounding errors of all layers add up: to 4 to 21 ULPs of a
-# gradient's largest value for 12 seeds of dropout, with kernels as without. The
-# seed of these tests gives 5.2 with kernels and 4.2 without on a CPU with
-# AVX-512, and 7.9 with kernels on one without.
+# In bfloat16, rounding errors of all layers add up, with kernels as without: to
+# 5.2 or 7.9 ULPs of a gradient's largest value, depending on the CPU.
 MODEL_TOLERANCE = 10 * BFLOAT16_ULP
 
 
@@ -248,3 +203,51 @@ def test_a_fused_program_stores_no_attention_bias_of_packed_rows(fuse):
     }
     assert (5, 3, 11, 11) in shapes  # scores
     assert ((5, 1, 11, 11) in shapes) == (not fuse)
+
+
+def compiled_functions(target, **settings):
+    """The functions that XLA compiles within a program."""
+    program = tiny_model.gradients_program(target, **settings)
+    graph = program.get_concrete_function(SEED).graph
+    library = graph.as_graph_def().library.function
+    return [f for f in library if f.attr["_XlaMustCompile"].b]
+
+
+def test_a_fused_program_compiles_elementwise_operations_once():
+    """Products are left to TensorFlow.
+
+    Layers of the same shapes share functions: seeds are arguments.
+    """
+    compiled = compiled_functions(tiny_model.FUSED)
+    operations = {node.op for f in compiled for node in f.node_def}
+    assert {"Exp", "Sigmoid", "Rsqrt"} <= operations
+    assert not {op for op in operations if "MatMul" in op or "Einsum" in op}
+    deeper = compiled_functions(tiny_model.FUSED, num_hidden_layers=3)
+    assert len(deeper) == len(compiled)
+    assert not compiled_functions(tiny_model.CPU)
+
+
+def test_cross_entropy_and_its_gradients_are_those_of_tensorflow():
+    """Of 14 rows, which is no multiple of 8; see `_sum_rows`."""
+    random = np.random.default_rng(0)
+    product = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
+    bias = tf.constant(random.normal(size=24), tf.float32)
+    labels = tf.constant(random.integers(24, size=(2, 7)), tf.int32)
+    upstream = tf.constant(random.normal(size=(2, 7)), tf.float32)
+
+    @tf.function(jit_compile=True)
+    def run(function):
+        with tf.GradientTape() as tape:
+            tape.watch([product, bias])
+            losses = function(product, bias, labels)
+        return losses, *tape.gradient(losses, [product, bias], upstream)
+
+    def of_tensorflow(product, bias, labels):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels, product + bias
+        )
+
+    for found, expected in zip(
+        run(cross_entropy), run(of_tensorflow), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=3e-6)
