@@ -104,6 +104,10 @@ _SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # noqa: RUF001
 # same number.
 _NUM_THREADS = 16
 
+# SentencePiece's sign for unknown characters: its trainer drops sentences that
+# have it.
+_RESERVED = "\N{LOWER FIVE EIGHTHS BLOCK}"
+
 # The trainer drops longer lines. Its default is 4,192 bytes, but a corpus may
 # have a book on one line.
 _MAX_LINE_BYTES = 1 << 24
@@ -144,7 +148,7 @@ def main(config: TokenizerConfig) -> None:
     skipped: collections.Counter[str] = collections.Counter()
     with show_progress("reading sentences", num_bytes) as bar:
         documents = read_documents(sources, config, bar.update, skipped)
-        sample, held_out = _draw_sentences(config, documents)
+        sample, held_out = _draw_sentences(config, documents, skipped)
     described |= {
         "num_sentences": len(sample),
         "num_characters": sample.num_characters,
@@ -244,7 +248,9 @@ class SentenceSample:
 
 
 def _draw_sentences(
-    config: TokenizerConfig, documents: Iterable[list[str]]
+    config: TokenizerConfig,
+    documents: Iterable[list[str]],
+    skipped: collections.Counter[str],
 ) -> tuple[SentenceSample, SentenceSample]:
     """The sentences to train on, and held-out ones; see `_train_model`."""
     sample = SentenceSample(config.input_sentence_size, config.input_characters)
@@ -256,6 +262,9 @@ def _draw_sentences(
         for priority, sentence in zip(priorities, sentences, strict=True):
             if priority >= sample.threshold:
                 continue
+            if _RESERVED in sentence:  # SentencePiece would drop the sentence
+                sentence = sentence.replace(_RESERVED, " ")
+                skipped[f"sentences with {_RESERVED}, read as a space"] += 1
             text = normalize(sentence, config.do_lower_case)
             if not text:
                 continue
@@ -432,7 +441,7 @@ def _explain(config: TokenizerConfig, message: str) -> Exception:
         return UserError(
             "vocab_size must exceed the number of characters to cover",
             received=config.vocab_size,
-            remedy=f"Set more than {smallest[1]}, or a lower "
+            remedy=f"Set at least {smallest[1]}, or a lower "
             "--character_coverage.",
         )
     return UserError(

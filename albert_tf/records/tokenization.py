@@ -11,6 +11,7 @@ so every SentencePiece runtime returns the same ids for raw text.
 """
 
 import itertools
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import sentencepiece
 
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
 from albert_tf.io.files import open_existing
 from albert_tf.records.features import (
@@ -67,6 +68,11 @@ _UNSPACED_SCRIPTS = (
 # The byte pieces "<0xE3>" to "<0xE9>" begin the UTF-8 of U+3000 to U+9FFF,
 # which holds only scripts without spaces.
 _UNSPACED_LEAD_BYTES = frozenset(f"<0x{byte:X}>" for byte in range(0xE3, 0xEA))
+
+
+# In a serialized model: the tag and the length of an entry, the tag and the
+# length of its piece, and a piece without characters or with a zero byte first.
+_ABORTING_PIECE = re.compile(rb"\n.\n(?:\0|.\0)", re.DOTALL)
 
 
 class EncodedTexts(NamedTuple):
@@ -125,14 +131,19 @@ class Tokenizer:
         self, model_file: str, do_lower_case: bool | None = None
     ) -> None:
         content = _read_model(model_file)
+        if _ABORTING_PIECE.search(content):
+            raise UserError(
+                f"no piece of {model_file} may be empty or begin with a zero "
+                "byte: SentencePiece would end the process"
+            )
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
         try:
             self._model.load_from_serialized_proto(content)
-        except RuntimeError:
+        except RuntimeError as error:
             raise UserError(
                 f"{model_file} must be a SentencePiece model",
-                received=f"{len(content)} bytes in another format",
+                received=f"{len(content)} bytes; {first_line(error)}",
             ) from None
         self.vocab_size: int = self._model.vocab_size()
         try:
@@ -268,16 +279,29 @@ class Tokenizer:
                 remedy="Train a vocabulary with "
                 "`python -m data_prep.train_tokenizer`.",
             )
-        # Masking draws random replacements from all other pieces. These
-        # include byte pieces, which also occur in the input.
-        ids = list(range(len(SPECIAL_PIECES), self.vocab_size))
-        are_control = self._model.is_control(ids)
-        others = [self._pieces[i] for i in itertools.compress(ids, are_control)]
-        if others:
+        # Text never becomes a control symbol. Masking draws random replacements
+        # from all pieces but these.
+        special = set(range(len(SPECIAL_PIECES))) - {UNK_ID}
+        are_control = self._model.is_control(list(range(self.vocab_size)))
+        control = set(itertools.compress(itertools.count(), are_control))
+        if control != special or not self._model.is_unknown(UNK_ID):
+            wrong = sorted(control ^ special)[:5] or [UNK_ID]
             raise UserError(
-                f"{model_file} must have no control symbols except "
-                f"{' '.join(SPECIAL_PIECES)}",
-                received=" ".join(others[:5]),
+                f"the control symbols of {model_file} must be the special "
+                f"pieces {' '.join(SPECIAL_PIECES)}, and <unk> its unknown one",
+                received=" ".join(self._pieces[i] for i in wrong)
+                + " of another type",
+                remedy="Train a vocabulary with "
+                "`python -m data_prep.train_tokenizer`.",
+            )
+        joined = "".join(self._model.encode("a b", out_type=str))
+        if not joined.startswith(WORD_MARK) or joined.endswith(WORD_MARK):
+            raise UserError(
+                f"{model_file} must mark the beginning of each word, the "
+                "first one included",
+                received=f"{joined} for the text 'a b'",
+                remedy="Train it with add_dummy_prefix and without "
+                "treat_whitespace_as_suffix.",
             )
 
     def _build_comma_table(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
+from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
@@ -156,6 +157,20 @@ def test_every_piece_begins_a_word_in_scripts_without_spaces(tmp_path, text):
     assert starts[1].tolist() == [True, False, False, False]
 
 
+@pytest.mark.parametrize("piece", ["", "\0", "\0a"])
+def test_a_piece_that_ends_the_process_is_refused(
+    vocabulary_file, tmp_path, piece
+):
+    model = sentencepiece_model_pb2.ModelProto.FromString(
+        pathlib.Path(vocabulary_file).read_bytes()
+    )
+    model.pieces.add(piece=piece, score=-20)
+    path = tmp_path / "spm.model"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match="would end the process"):
+        Tokenizer(str(path))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -165,6 +180,16 @@ def test_every_piece_begins_a_word_in_scripts_without_spaces(tmp_path, text):
             {"control_symbols": ["[CLS]", "[SEP]", "[MASK]", "[unused1]"]},
             r"\[unused1\]",
         ),
+        # Text would hold special ids.
+        (
+            {
+                "control_symbols": ["[CLS]"],
+                "user_defined_symbols": ["[SEP]", "[MASK]"],
+            },
+            r"Received: \[SEP\] \[MASK\] of another type",
+        ),
+        ({"treat_whitespace_as_suffix": True}, "beginning of each word"),
+        ({"add_dummy_prefix": False}, "the first one included.*a.b for"),
         (None, r"spm\.model.*train_tokenizer"),
         (b"no model", r"spm\.model must be a SentencePiece"),
     ],
