@@ -199,22 +199,6 @@ def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
         assert store.restore().step == 2
 
 
-def test_a_successor_takes_over(storage):
-    """The first owner saves no checkpoint, and leaves the owner file."""
-    variables = {"kernel": tf.Variable([1.0, 2.0])}
-    with own(RUN) as first, own(RUN) as second:
-        store = CheckpointStore(RUN, variables, owner=first)
-        store.save(1, {})
-        with pytest.raises(UserError, match="which has taken it over"):
-            store.wait()
-        assert not storage.read("run/checkpoints")
-        first.release()
-        second.check()
-    assert not storage.read("run/")
-    with pytest.raises(UserError, match="which has taken it over"):
-        second.check()
-
-
 def test_requests_of_each_operation(storage, tiny_records):
     """docs/runs.md has their sums."""
     run = "gs://bucket/counted"
