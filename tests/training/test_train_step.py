@@ -54,10 +54,8 @@ class Trained(NamedTuple):
 
 def make_steps(config):
     """The program of the steps, its variables, and batches for it."""
-    strategy, objective = (
-        make_strategy(config.distribution),
-        Pretraining(config),
-    )
+    strategy = make_strategy(config.distribution)
+    objective = Pretraining(config)
     with strategy.scope():
         state = make_state(config, objective)
         train_steps = make_train_steps(strategy, state, config)
@@ -210,16 +208,13 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
     tiny_records, monkeypatch, settings, num_compiled
 ):
     """The program for GPUs runs on CPUs here: the gradients and the update."""
-    config = tiny_run.make_config(
-        tiny_records,
-        UNUSED,
-        optimizer="adamw",
-        learning_rate=0.001,
-        **settings,
+    plain = tiny_run.make_config(
+        tiny_records, UNUSED, optimizer="adamw", learning_rate=0.001
     )
-    on_cpus = run_steps(config)
+    on_cpus = run_steps(plain)
     monkeypatch.setattr(train_step, "device_type", lambda strategy: "GPU")
-    on_gpus = run_steps.__wrapped__(config)  # not the shared result
+    # Not the shared result.
+    on_gpus = run_steps.__wrapped__(plain.replace(**settings))
     assert on_cpus.num_compiled == 0
     assert on_gpus.num_compiled == num_compiled
     # Not one kernel for each variable: XLA compiles the clipping, too.
