@@ -16,7 +16,7 @@ import posixpath
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -41,6 +41,7 @@ from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.progress import Progress, StepTimes
 from albert_tf.training.trainer import Trainer, check_batches
 from albert_tf.training.warm_start import WarmStart
 
@@ -104,14 +105,6 @@ def explain(error: Exception, remedy: str) -> Row:
     """The row of an error, with this remedy unless a better one is known."""
     known = faults.explain(error) or UserError(first_line(error))
     return Row(FAIL, known.fault, known.remedy or remedy)
-
-
-class Timed(NamedTuple):
-    """Mean metrics of some steps, and the mean time of each."""
-
-    means: dict[str, float]
-    seconds: float
-    waiting_fraction: float  # of the time, for batches
 
 
 def run(
@@ -423,23 +416,25 @@ class Preflight:
         with connect(self.config.distribution, self.strategy) as host:
             trainer = Trainer(self.config, self.objective, self.data, host)
             trainer.start(self.initial)
-            step = trainer.position.step
+            position, step = trainer.position, trainer.position.step
             logging.info("compiling the step, then timing a few steps")
-            first = _train(trainer, 1)
-            number = int(TIMED_SECONDS / _train(trainer, 1).seconds)
-            timed = _train(trainer, min(max(number, 2), TIMED_STEPS))
+            _train(trainer, 1)
+            first, compiled_s = position.means(), position.times.total
+            _train(trainer, 1)
+            number = int(TIMED_SECONDS / position.times.total)
+            _train(trainer, min(max(number, 2), TIMED_STEPS))
         # The lowest loss is None if the first step begins other records.
-        yield self._judge_loss(first, step, trainer.position.lowest_loss)
-        yield from self._report_speed(first, timed, step)
+        yield self._judge_loss(first, step, position.lowest_loss)
+        yield from self._report_speed(position.times, step, compiled_s)
         owner, peak = cost.peak_memory()
         text = f"{format_bytes(peak)} at its peak, of {owner}"
         yield Row(OK, text, name="memory in use")
 
     def _judge_loss(
-        self, first: Timed, step: int, lowest_loss: float | None
+        self, means: Mapping[str, float], step: int, lowest_loss: float | None
     ) -> Row:
         """Checks the loss of the weights that the run starts from."""
-        loss, norm = first.means["loss"], first.means["gradient_norm"]
+        loss, norm = means["loss"], means["gradient_norm"]
         diverged = find_divergence(
             loss, norm, lowest_loss, self.config.training
         )
@@ -459,26 +454,28 @@ class Preflight:
         )
 
     def _report_speed(
-        self, first: Timed, timed: Timed, step: int
+        self, times: StepTimes, step: int, compiled_s: float
     ) -> Iterator[Row]:
-        config, seconds = self.config, timed.seconds
-        flops = self.objective.flops_per_step()
-        sequences = config.data.global_batch_size * self.objective.num_sequences
-        tokens = sequences * config.data.max_seq_length
+        config = self.config
         peak = cost.peak_flops(self.strategy, config.distribution)
+        progress = Progress(
+            config, self.objective, self.data, peak, time.time()
+        )
+        metrics = progress.advance(times)
+        seconds, tflops = 1 / metrics["steps_per_second"], metrics["tflops"]
         mfu = "MFU unknown: set --peak_tflops"
         if peak:
-            mfu = f"MFU {flops / seconds / peak:.1%}"
+            mfu = f"MFU {metrics['mfu']:.1%}"
         yield Row(
             OK,
-            f"{seconds:.3g} s each, {tokens / seconds:,.0f} tokens/s; "
-            f"{flops / 1e12:.3g} TFLOP each, {flops / seconds / 1e12:.3g} "
-            f"TFLOP/s, {mfu}; compiled in {first.seconds:.0f} s",
+            f"{seconds:.3g} s each, {metrics['tokens_per_second']:,.0f} "
+            f"tokens/s; {tflops * seconds:.3g} TFLOP each, {tflops:.3g} "
+            f"TFLOP/s, {mfu}; compiled in {compiled_s:.0f} s",
         )
+        waiting = metrics["input_bound_share"]
         yield judge(
-            timed.waiting_fraction <= WAITING_FRACTION,
-            f"{timed.waiting_fraction:.1%} of the time spent waiting for "
-            "batches",
+            waiting <= WAITING_FRACTION,
+            f"{waiting:.1%} of the time spent waiting for batches",
             "Move the records closer, or use a host with more CPU cores.",
             "input",
             WARN,
@@ -487,30 +484,21 @@ class Preflight:
         hours = seconds * left / 3600
         yield Row(
             OK,
-            f"{left:,} steps in about {hours:.3g} hours "
-            f"({hours / 24:.2g} days), without checkpoints and "
-            "evaluations",
+            f"{left:,} steps in about {hours:.3g} hours ({hours / 24:.2g} "
+            "days), without checkpoints and evaluations",
             name="complete run",
         )
 
 
-def _train(trainer: Trainer, number: int) -> Timed:
-    """Trains some steps, and saves nothing.
-
-    Raises:
-        UserError: If a record is damaged; the error names it.
-    """
+def _train(trainer: Trainer, number: int) -> None:
+    """Trains and times some steps, and saves nothing."""
     position = trainer.position
     position.clear_totals()
-    started = time.monotonic()
     try:
         trainer.advance(position.step + number)
     except READING_ERRORS:
         trainer.stream.check_intact(position.step, position.step + number)
         raise
-    seconds = time.monotonic() - started
-    waited = position.times.input_seconds
-    return Timed(position.means(), seconds / number, waited / seconds)
 
 
 @contextlib.contextmanager
