@@ -14,6 +14,7 @@ length of the longest one, rounded up: the model computes less padding, with
 the same result.
 """
 
+import functools
 import json
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -254,14 +255,12 @@ class FeatureFiles(NamedTuple):
 
     def records(self, split: str) -> RecordSet:
         """The records of a split."""
-        counts, files = self.splits[split], self.names(split)
+        path = functools.partial(posixpath.join, self.directory)
+        counts = self.splits[split]
         return RecordSet(
-            dict(zip(files, counts.values(), strict=True)),
-            (files,),
-            checksums={
-                file: self.checksums[name]
-                for file, name in zip(files, counts, strict=True)
-            },
+            {path(name): count for name, count in counts.items()},
+            (self.names(split),),
+            checksums={path(name): self.checksums[name] for name in counts},
             directory=self.directory,
         )
 

@@ -158,13 +158,6 @@ def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
         # The context of the longest question has `doc_stride` tokens, and
         # windows of other contexts overlap.
         length = max(length, min(needed + run.task.doc_stride, positions))
-        logging.info(
-            "sequences of the run have at most %d tokens, too few for a "
-            "question of max_query_length=%d: texts are cut after %d",
-            run.data.max_seq_length,
-            run.task.max_query_length,
-            length,
-        )
     if config.text_signatures and length <= needed:
         raise UserError(
             "max_seq_length must be above max_query_length + 3, so that a "

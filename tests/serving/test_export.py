@@ -204,25 +204,6 @@ def test_long_texts_are_cut_and_lost_masks_have_no_answer(served):
     assert [i for i, piece in enumerate(ids) if piece == SEP_ID] == [15, 16]
 
 
-def test_batch_size_and_length_are_free_and_padding_has_no_effect(served):
-    for examples, length in (1, 5), (4, 12):
-        plain = make_batch(examples, length)
-        padded = make_batch(examples, length, padding=6)
-        for name in "fill_mask", "sentence_order":
-            for key, value in call(served, name, plain).items():
-                np.testing.assert_allclose(
-                    call(served, name, padded)[key], value, atol=1e-5
-                )
-        encoded = call(served, "encode", padded)["sequence_output"]
-        assert encoded.shape == (examples, length + 6, 24)
-        seen = padded | {"input_mask": np.ones_like(padded["input_mask"])}
-        change = (
-            call(served, "encode", seen)["pooled_output"]
-            - (call(served, "encode", plain)["pooled_output"])
-        )
-        assert np.abs(change).max() > 1e-3
-
-
 def test_a_sequence_longer_than_the_model_is_refused(served):
     """No other error comes first, however the operations are scheduled."""
     batch = make_batch(examples=2, length=20)
