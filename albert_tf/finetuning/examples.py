@@ -16,7 +16,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import itertools
 import json
 import math
 import posixpath
@@ -287,33 +286,29 @@ def _check_rows(
     if examples.task.name in KINDS:  # an official file may lack the id
         needed.append(columns.id)
     needed = list(filter(None, needed))
-    rows = list(found)
-    objects = [values for _, values in rows if isinstance(values, dict)]
-    names = dict.fromkeys(itertools.chain(*objects))
-    if missing := objects and set(needed) - set(names):
-        task, remedy = examples.task.name, ""
-        if missing == {columns.label} and not examples.is_training:
-            remedy = "Give a file without labels as --test_file."
-        elif task in KINDS:
-            remedy = "Name the right file, or other columns by --*_column."
-        raise UserError(
-            f"{examples.source} must have the columns {', '.join(needed)}",
-            received=", ".join(map(repr, list(names)[:20])),
-            remedy=remedy or f"Give the {examples.split} file of {task}.",
-        )
+    task = examples.task.name
+    remedy = f"Give the {examples.split} file of {task}."
     good, malformed = [], []
-    for number, (where, values) in enumerate(rows):
-        if isinstance(values, str):
-            malformed.append((where, values))
-        elif lacking := [name for name in needed if name not in values]:
-            malformed.append((where, f"no {', '.join(lacking)}"))
-        else:
-            good.append(_Row(where, values, number))
-    if len(malformed) > _MAX_MALFORMED * len(rows):
+    for number, (where, values) in enumerate(found):
+        if isinstance(values, dict):
+            lacking = [name for name in needed if name not in values]
+            if not lacking:
+                good.append(_Row(where, values, number))
+                continue
+            values = f"no {', '.join(lacking)}"
+            if lacking == [columns.label] and not examples.is_training:
+                remedy = "Give a file without labels as --test_file."
+            elif task in KINDS:
+                remedy = "Name the right file, or other columns by --*_column."
+        malformed.append((where, values))
+    num_rows = len(good) + len(malformed)
+    if len(malformed) > _MAX_MALFORMED * num_rows:
         raise UserError(
-            f"{examples.source} must be a file of --task={examples.task.name}",
-            received=f"{len(malformed)} of {len(rows)} lines malformed, "
+            f"{examples.source} must be a file of --task={task}, with the "
+            f"columns {', '.join(needed)}",
+            received=f"{len(malformed)} of {num_rows} rows malformed, "
             + ": ".join(malformed[0]),
+            remedy=remedy,
         )
     for where, reason in malformed:
         examples.report_bad(where, reason)

@@ -192,8 +192,9 @@ def _train(
     if HOLDOUT in sets:
         choose_null_threshold(inputs, host)
     if DEV in sets and host.is_chief:
-        lines = read_metrics(config.training.output_dir)
-        (*_, last) = [line for line in lines if line.pop("split", "") == "eval"]
+        last: dict[str, Any] = {}
+        for line in read_metrics(config.training.output_dir):
+            last = line if line.pop("split", "") == "eval" else last
         print(json.dumps(last))
     return 0
 
@@ -380,7 +381,7 @@ def _predictions(
         ):
             model = objective.make_model()
             run_dir = config.training.output_dir
-            step = restore_model(run_dir, model, wanted_step(config))
+            step = restore_model(run_dir, model, _wanted_step(config))
         for split in splits:
             records = inputs.files.records(split)
             evaluator = Evaluator(connected, model, objective, records, config)
@@ -390,7 +391,7 @@ def _predictions(
             yield split, step, metrics, collected[1]
 
 
-def wanted_step(config: FinetuningConfig) -> int:
+def _wanted_step(config: FinetuningConfig) -> int:
     """The step of the best checkpoint, if requested; 0 is the newest."""
     if config.training.checkpoint == "newest":
         return 0
