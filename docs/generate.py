@@ -22,9 +22,7 @@ from albert_tf.config import (  # noqa: E402
     flags,
     settings_by_path,
 )
-
-# A real step takes from the estimate to this multiple of it; see docs/tpu.md.
-LARGEST_RATIO = 1.5
+from tpu.compile_check import LARGEST_RATIO  # noqa: E402
 
 
 def table(header: str, rows: Iterable[Iterable[object]]) -> str:

@@ -27,22 +27,18 @@ FOUND = ROOT / "tpu" / "compiled.json"
 # The flag files of each recipe, in configs/pretrain and configs/hardware, and
 # the flags that follow them. The best micro-batch depends on model and slice.
 _IN = "--gradient_accumulation_steps="
-_NO_DROPOUT = "--recompute_logit_gradients --float32_score_gradients"
+_F32 = "--recompute_logit_gradients --float32_score_gradients"
 _NO_LIMIT = "--libtpu_init_args="
 RECIPES = {
     "base_v1_125k": "base_v1_125k v5e_256",
     "base_v1_125k_packed": "base_v1_125k packed v5e_128",
-    "base_v2_125k": f"base_v2_125k v5e_256 {_IN}4 {_NO_DROPOUT} {_NO_LIMIT}",
-    "base_v2_125k_packed": (
-        f"base_v2_125k packed v5e_128 {_NO_DROPOUT} {_NO_LIMIT}"
-    ),
+    "base_v2_125k": f"base_v2_125k v5e_256 {_IN}4 {_F32} {_NO_LIMIT}",
+    "base_v2_125k_packed": f"base_v2_125k packed v5e_128 {_F32} {_NO_LIMIT}",
     "base_v2_125k_v4": "base_v2_125k v4_128",
     "base_v2_125k_v5p": "base_v2_125k v5p_128",
     "base_v2_125k_v6e": "base_v2_125k v6e_8",
-    "base_v2_10m": f"base_v2_10m v5e_256 {_IN}4 {_NO_DROPOUT} {_NO_LIMIT}",
-    "base_v2_10m_packed": (
-        f"base_v2_10m packed v5e_128 {_NO_DROPOUT} {_NO_LIMIT}"
-    ),
+    "base_v2_10m": f"base_v2_10m v5e_256 {_IN}4 {_F32} {_NO_LIMIT}",
+    "base_v2_10m_packed": f"base_v2_10m packed v5e_128 {_F32} {_NO_LIMIT}",
     "bert_base_125k": "bert_base_125k v5e_256",
     "bert_large_125k": f"bert_large_125k v5e_256 {_IN}4",
     "large_v1_125k": f"large_v1_125k v5e_256 {_IN}4",
@@ -50,10 +46,8 @@ RECIPES = {
         "large_v1_125k packed v5e_256 "
         "--libtpu_init_args=--xla_tpu_scoped_vmem_limit_kib=28672"
     ),
-    "large_v2_3m": f"large_v2_3m v5e_256 {_IN}4 {_NO_DROPOUT}",
-    "large_v2_3m_packed": (
-        f"large_v2_3m packed v5e_256 {_NO_DROPOUT} {_NO_LIMIT}"
-    ),
+    "large_v2_3m": f"large_v2_3m v5e_256 {_IN}4 {_F32}",
+    "large_v2_3m_packed": f"large_v2_3m packed v5e_256 {_F32} {_NO_LIMIT}",
     "xlarge_v1_125k": f"xlarge_v1_125k v5e_256 {_IN}4",
     "xlarge_v1_125k_packed": "xlarge_v1_125k packed v5e_256",
     "xlarge_v2_3m": f"xlarge_v2_3m v5e_256 {_IN}4",
@@ -81,22 +75,13 @@ class CompileRecipesConfig(Config):
 
 
 def flags_of(name: str) -> list[str]:
-    """The command-line flags of a recipe: flag files, then single flags.
-
-    Example:
-        >>> flags_of("base_v2_125k_v4")
-        ['--flagfile=configs/pretrain/base_v2_125k.flags',
-         '--flagfile=configs/hardware/v4_128.flags']
-    """
+    """The command-line flags of a recipe: flag files, then single flags."""
     recipe, *words = RECIPES[name].split()
     found = [f"--flagfile=configs/pretrain/{recipe}.flags"]
     for word in words:
         directory = "pretrain/include" if word == "packed" else "hardware"
-        found.append(
-            word
-            if word.startswith("--")
-            else f"--flagfile=configs/{directory}/{word}.flags"
-        )
+        file = f"--flagfile=configs/{directory}/{word}.flags"
+        found.append(word if word.startswith("--") else file)
     return found
 
 

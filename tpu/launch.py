@@ -128,15 +128,13 @@ CONNECTION = ("-oConnectTimeout=30", "-oServerAliveInterval=30")
 
 TIMEOUT_STATUS = 124
 
-PLACE = ("project", "zone")
-
 Done = subprocess.CompletedProcess
 # Runs a command within a limit of seconds; may capture its output.
 Call = Callable[[list[str], float, bool], Done]
 
 
 def call(command: list[str], limit_s: float, capture: bool) -> Done:
-    """Runs a command, and captures its output; status 124 after the limit."""
+    """Runs a command; status 124 after the limit."""
     # A file, since a pipe would stay open if ssh outlives gcloud.
     with tempfile.TemporaryFile("w+") as output:
         stdout = output if capture else None
@@ -187,9 +185,10 @@ class Slice:
         self._archive = archive
         self._call = call
         self._login = f"{settings.user}@" * bool(settings.user) + settings.name
-        self._place = [f"--{n}={getattr(settings, n)}" for n in PLACE]
-
-    # --- commands of gcloud ---------------------------------------------------
+        self._place = [
+            f"--project={settings.project}",
+            f"--zone={settings.zone}",
+        ]
 
     def _tpus(self, *words: str, capture: bool = False) -> Done:
         limit_s = self.settings.query_s if capture else self.settings.command_s
@@ -206,12 +205,10 @@ class Slice:
         return self._tpus("tpu-vm", verb, *words, *flags, capture=capture)
 
     def _remote(self, worker: str, command: str, capture: bool = False) -> Done:
-        """Runs a shell command on a host, or on `all`."""
         words = self._login, f"--worker={worker}", f"--command={command}"
         return self._connect("ssh", *words, capture=capture)
 
     def _host_command(self, *words: str) -> str:
-        """Runs tpu/on_host.sh of the copied code."""
         flags = self.settings.libtpu_init_args
         environment = ["env", f"LIBTPU_INIT_ARGS={flags}"] if flags else []
         return shlex.join([*environment, "bash", ON_HOST, *words])
@@ -229,8 +226,6 @@ class Slice:
         done = self._tpus(*words, capture=True)
         return "unknown" if done.returncode else done.stdout.strip()
 
-    # --- states ---------------------------------------------------------------
-
     def request_state(self) -> str:
         """The state of the request; "" if there is no request."""
         pattern = f"--filter=name~/queuedResources/{self.settings.name}$"
@@ -238,7 +233,6 @@ class Slice:
         return self._state("queued-resources", "list", pattern, form)
 
     def slice_state(self) -> str:
-        """The state of the slice of an ACTIVE request."""
         form = "--format=value(state)"
         return self._state("tpu-vm", "describe", self.settings.name, form)
 
@@ -253,11 +247,8 @@ class Slice:
         said = self._ask_host("newest_checkpoint")
         return next(iter(re.findall(r"^step-\d+$", said, re.M)), "")
 
-    def print_log(self) -> None:
-        """Prints the end of the log."""
+    def print_end_of_log(self) -> None:
         print(self._ask_host("tail", "50"))
-
-    # --- commands of this program ---------------------------------------------
 
     def create(self) -> int:
         settings = self.settings
@@ -305,11 +296,8 @@ class Slice:
         try:
             listed = subprocess.check_output(list_files, cwd=ROOT, text=True)
             # git lists deleted files, too.
-            files = [
-                name
-                for name in listed.split("\0")[:-1]
-                if (ROOT / name).exists()
-            ]
+            names = listed.split("\0")[:-1]
+            files = [name for name in names if (ROOT / name).exists()]
             with tarfile.open(self._archive, "w:gz") as archive:
                 for name in files:
                     archive.add(ROOT / name, name)
@@ -375,7 +363,6 @@ class Slice:
         )
 
     def describe_request(self) -> int:
-        """Prints the request, with the reason of a failure."""
         return self._request("describe")
 
     def status(self) -> int:
@@ -487,11 +474,10 @@ class Run:
         elif request in ("SUSPENDING", "DELETING"):
             if too_long:
                 self._slice.delete()
-        elif training == "unreachable":
-            if too_long:
+        elif training in ("", "unreachable"):
+            if too_long and training:
                 self._replace("host 0 does not answer")
-        elif not training:
-            if too_long:
+            elif too_long:
                 self._replace("the slice is not READY")
         elif training in ("none", "lost"):
             if training == "lost":
@@ -503,7 +489,13 @@ class Run:
             if counts or not self._checkpoint:
                 self._forget_failures()
         elif training == "exit 0":
-            return self._finish()
+            if self._settings.delete_when_done == "true":
+                self._slice.delete_until_gone()
+                say("training is done")
+            else:
+                deletion = self._slice.deletion()
+                say(f"training is done; charged until: {deletion}")
+            return 0
         elif training == "stopped":
             raise UserError(f"training was stopped. {AGAIN}")
         elif training == "other":
@@ -514,7 +506,7 @@ class Run:
         # "exit N": training may end before a preemption is reported.
         elif now_s - self._changed_s >= self._settings.grace_s:
             if training not in ("exit 143", "exit 75"):
-                self._slice.print_log()
+                self._slice.print_end_of_log()
                 say(f"training ended: {training}. {AGAIN}")
                 return int(training.removeprefix("exit "))
             self._forget_failures()
@@ -551,13 +543,10 @@ class Run:
             time.sleep(grace_s)
 
     def _replace(self, problem: str) -> None:
-        """Deletes the slice, so that another one is requested.
-
-        Gives up after `max_failures` slices without a new checkpoint.
-        """
+        """Deletes the slice, so that `run` requests another one."""
         self._replaced += 1
         if self._replaced >= self._settings.max_failures:
-            self._slice.print_log()
+            self._slice.print_end_of_log()
             raise RetryError(
                 f"{problem}, on {self._replaced} slices. The last one still "
                 f"exists, and is charged until: {self._slice.deletion()}"
@@ -567,10 +556,7 @@ class Run:
         self._slice.delete_until_gone()
 
     def _count_preemption(self) -> None:
-        """Counts the end of a slice on which training was started.
-
-        Gives up after `max_preemptions` in a row without a new checkpoint.
-        """
+        """Counts the end of a slice on which training was started."""
         self._preempted += self._starts > 0
         if self._starts and self._preempted >= self._settings.max_preemptions:
             self._slice.delete_until_gone()
@@ -589,19 +575,11 @@ class Run:
             self._starts = self._replaced = self._preempted = 0
             self._checkpoint = newest
 
-    def _finish(self) -> int:
-        if self._settings.delete_when_done == "true":
-            self._slice.delete_until_gone()
-            say("training is done")
-        else:
-            say(f"training is done; charged until: {self._slice.deletion()}")
-        return 0
-
 
 def read_hardware(words: Iterable[str]) -> dict[str, str]:
-    """The slice and the flags of its compiler among flags of training.
+    """The slice and the compiler's flags among the flags of training.
 
-    Also in the flag files among them. The trainer ignores these two.
+    Also in their flag files. The trainer ignores these two.
     """
     found: dict[str, str] = {}
     remaining = iter(words)
@@ -622,11 +600,7 @@ def read_hardware(words: Iterable[str]) -> dict[str, str]:
 
 
 def parse(command: str, own: list[str], training_flags: list[str]) -> Any:
-    """Returns the settings: own flags, those of training, the environment.
-
-    Raises:
-        UserError: For an unknown setting or an invalid value.
-    """
+    """Returns the settings: own flags, those of training, the environment."""
     texts = {
         n: os.getenv(f"ALBERT_TPU_{n.upper()}", SETTINGS[n]) for n in SETTINGS
     }
@@ -687,11 +661,7 @@ def parse(command: str, own: list[str], training_flags: list[str]) -> Any:
 
 
 def main(words: list[str], call: Call = call) -> int:
-    """Runs a command line; returns the exit status.
-
-    Args:
-        call: Runs every command of gcloud.
-    """
+    """Runs a command line; returns the exit status."""
     end = words.index("--") if "--" in words else len(words)
     command, *own = words[:end] or ["--help"]
     training_flags = words[end + 1 :]

@@ -11,18 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.config import DataConfig, PretrainingConfig
-from albert_tf.records.features import (
-    EXAMPLE_NUMBERS,
-    Feature,
-    stored_features,
-)
+from albert_tf.config import PretrainingConfig
+from albert_tf.records.features import features_to_read
 from albert_tf.training import schedules, train_step
 from albert_tf.training.pretraining import Pretraining
-
-# Only masking reads `token_boundary`, and only unpacking reads
-# `EXAMPLE_NUMBERS`, so batches do not contain these features.
-_NOT_IN_BATCHES = ("token_boundary", EXAMPLE_NUMBERS)
 
 
 class SliceContext(tf.distribute.ReplicaContext):
@@ -49,28 +41,19 @@ class SliceContext(tf.distribute.ReplicaContext):
         assert reduce_op == tf.distribute.ReduceOp.SUM and options is None
         if self._num_replicas == 1:
             return value
-        return tf.nest.map_structure(self._sum, value)
-
-    def _sum(self, value: tf.Tensor) -> tf.Tensor:
         # The only collective that can be lowered without a TPU.
-        return tf.raw_ops.CollectiveReduceV2(
-            input=value,
-            group_size=self._num_replicas,
-            group_key=1,
-            instance_key=1,
-            ordering_token=[],
-            merge_op="Add",
-            final_op="Id",
+        return tf.nest.map_structure(
+            lambda tensor: tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                group_size=self._num_replicas,
+                group_key=1,
+                instance_key=1,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+            ),
+            value,
         )
-
-
-def batch_features(data: DataConfig) -> list[Feature]:
-    """The features of a batch, in the order of the program's arguments."""
-    return [
-        feature
-        for feature in stored_features("static", data.packing)
-        if feature.name not in _NOT_IN_BATCHES
-    ]
 
 
 def make_program(
@@ -84,14 +67,14 @@ def make_program(
 
     Returns:
         A `tf.function` compiled by XLA, and the specs of its arguments: the
-        number of the replica, and the `batch_features` of the per-replica
-        batch. It returns what the trainer's function returns.
+        number of the replica, and the features of the per-replica batch. It
+        returns what the trainer's function returns.
     """
     replica_step = train_step.make_replica_step(
         state, config, device_type="TPU"
     )
     rates = schedules.dropout_rates(0, config)
-    features = batch_features(config.data)
+    features = features_to_read("static", config.data.packing)
 
     @tf.function(jit_compile=True, autograph=False)
     def program(replica_id: tf.Tensor, *values: tf.Tensor) -> Any:
@@ -121,11 +104,8 @@ def lower(config: PretrainingConfig, num_replicas: int) -> bytes:
         A serialized HLO module, lowered for a CPU. Its arguments are those of
         the function, then the variables, which it updates in place.
     """
-    program, arguments = make_program(
-        train_step.make_state(config, Pretraining(config)),
-        config,
-        num_replicas,
-    )
+    state = train_step.make_state(config, Pretraining(config))
+    program, arguments = make_program(state, config, num_replicas)
     return program.experimental_get_compiler_ir(*arguments)(
         stage="hlo_serialized", platform_name="CPU"
     )

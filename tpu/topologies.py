@@ -74,10 +74,7 @@ class Slice:
         return f"{self.version}:{'x'.join(map(str, self.shape))}"
 
     def libtpu_name(self) -> str:
-        """The slice to request from libtpu, which contains this slice.
-
-        The smallest slice that libtpu knows has the four chips of a host.
-        """
+        """The slice to request from libtpu: of at least the chips of a host."""
         shape = (2, 2) if self.shape == (1, 1) else self.shape
         return str(Slice(self.version, shape))
 
@@ -102,18 +99,14 @@ class Slice:
 def parse(name: str) -> Slice:
     """Returns the slice of a name.
 
-    Args:
-        name: E.g. "v5e:16x16", "v4:4x4x8", "v5litepod-256", "v3-32".
-
     Raises:
         UserError: If there is no slice of that name.
 
     Example:
-        >>> from tpu import topologies
-        >>> topologies.parse("v5litepod-256")
+        >>> parse("v5litepod-256")
         Slice(version='v5e', shape=(16, 16))
-        >>> topologies.parse("v3-32").num_cores
-        32
+        >>> parse("v3:4x4") == parse("v3-32")
+        True
     """
     version, separator, size = name.lower().replace("-", ":").partition(":")
     version = TPU_ALIASES.get(version, version)

@@ -9,14 +9,19 @@ TensorFlow has lowered.
 import dataclasses
 import importlib.metadata
 import importlib.util
+import math
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
 
 from albert_tf.errors import UserError, first_line
+from tpu.topologies import Slice
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
 JAX_VERSION = "0.10.2"  # as in setup.py
@@ -38,25 +43,13 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program and the compiler's plan for it, for one core.
+    """The compiler's plan for a program, for one core."""
 
-    Attributes:
-        peak_bytes: Peak HBM, including arguments.
-        argument_bytes: Weights, moments and batch.
-        temporary_bytes: Intermediate values.
-        code_bytes: The program itself.
-        flops: Operations; loop bodies count once.
-        hlo: The optimized program as text.
-        compile_s: Wall-clock seconds of the compiler.
-        compile_cpu_s: Seconds of processor time of the compiler.
-    """
-
-    peak_bytes: int
-    argument_bytes: int
+    peak_bytes: int  # of HBM, with the arguments
+    argument_bytes: int  # weights, moments and batch
     temporary_bytes: int
     code_bytes: int
-    flops: float
-    hlo: str
+    flops: float  # loop bodies count once
     compile_s: float
     compile_cpu_s: float
 
@@ -66,12 +59,7 @@ class DoesNotCompileError(Exception):
 
 
 def check_installed() -> dict[str, str]:
-    """Returns the versions of the packages that compiling needs.
-
-    Raises:
-        UserError: If a package is missing, or has another version, whose
-            private names may differ.
-    """
+    """Returns the versions of the packages; refuses missing or other ones."""
     missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
     if missing:
         raise UserError(
@@ -90,15 +78,11 @@ def check_installed() -> dict[str, str]:
     return found
 
 
-def slice_devices(name: str, options: Mapping[str, Any]) -> list[Any]:
-    """Returns libtpu's descriptions of the devices of a slice.
-
-    Args:
-        name: The name in libtpu, e.g. "v5e:16x16".
-        options: Further arguments for libtpu, e.g. how cores are joined.
+def slice_devices(where: Slice) -> list[Any]:
+    """Returns libtpu's descriptions of the cores of a slice.
 
     Raises:
-        UserError: If libtpu knows no such slice.
+        UserError: If libtpu does not know the slice.
     """
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
@@ -106,19 +90,21 @@ def slice_devices(name: str, options: Mapping[str, Any]) -> list[Any]:
 
     try:
         description = topologies.get_topology_desc(
-            platform="tpu", topology_name=name, **options
+            platform="tpu",
+            topology_name=where.libtpu_name(),
+            **where.libtpu_options(),
         )
     except Exception as error:
         raise UserError(
             "topology must be one that libtpu knows",
-            received=f"{name}; libtpu: {first_line(error)[:200]}",
+            received=f"{where}; libtpu: {first_line(error)[:200]}",
         ) from None
-    return list(description.devices)
+    return list(description.devices)[: where.num_cores]
 
 
 def compile_program(
     hlo: bytes, devices: list[Any], *, quick: bool = False
-) -> Compiled:
+) -> tuple[Compiled, hlo_pb2.HloModuleProto]:
     """Compiles a program that all devices run at the same time.
 
     Args:
@@ -128,6 +114,9 @@ def compile_program(
         devices: From `slice_devices`.
         quick: Compiles with low effort, in a quarter of the time: memory is
             right within a few per cent, cycles are meaningless.
+
+    Returns:
+        The plan, and the optimized program.
 
     Raises:
         DoesNotCompileError: If the compiler rejects the program, e.g. because
@@ -161,16 +150,18 @@ def compile_program(
             raise DoesNotCompileError(str(error)) from None
     wall, cpu = time.monotonic() - wall, time.process_time() - cpu
     memory = executable.get_compiled_memory_stats()
-    cost = executable.cost_analysis()
-    return Compiled(
+    compiled = Compiled(
         peak_bytes=memory.peak_memory_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        flops=cost["flops"],
-        hlo=executable.hlo_modules()[0].to_string(),
+        flops=executable.cost_analysis()["flops"],
         compile_s=wall,
         compile_cpu_s=cpu,
+    )
+    (optimized,) = executable.hlo_modules()
+    return compiled, hlo_pb2.HloModuleProto.FromString(
+        optimized.as_serialized_hlo_module_proto()
     )
 
 
@@ -228,3 +219,106 @@ def _use_hardware_generator(operation: Any) -> None:
     operation.results[1].replace_all_uses_with(new.results[1])
     operation.results[0].replace_all_uses_with(new_state)
     operation.erase()
+
+
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+_CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of a compiled program, or of a part of it.
+
+    Attributes:
+        cycles: Sum of the compiler's estimates.
+        all_reduce_bytes: Bytes of the results of collectives.
+        num_all_reduces: Number of collectives, counted each time they run.
+        uncounted_loops: Loops whose number of iterations is unknown; their
+            bodies count once.
+    """
+
+    cycles: int = 0
+    all_reduce_bytes: int = 0
+    num_all_reduces: int = 0
+    uncounted_loops: int = 0
+
+    def plus(self, other: "Cost", times: int = 1) -> "Cost":
+        """Adds the cost of a part that runs `times` times."""
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Cost(*(a + times * b for a, b in zip(mine, theirs, strict=True)))
+
+
+def program_cost(module: hlo_pb2.HloModuleProto) -> Cost:
+    """Adds up the compiler's estimates of cycles, which most operations have.
+
+    The body of a loop counts once for each iteration. Collectives have no
+    estimate, so their bytes are added up.
+    """
+    computations = {c.id: c for c in module.computations}
+    operations = {i.id: i for c in module.computations for i in c.instructions}
+    known: dict[int, Cost] = {}
+
+    def number_in(one: Any) -> int | None:
+        """The value of a constant scalar, or of a copy of one; else None."""
+        if one.opcode == "copy":
+            return number_in(operations[one.operand_ids[0]])
+        values = one.literal.s32s
+        return values[0] if one.opcode == "constant" and values else None
+
+    def iterations(loop: Any) -> int | None:
+        """The number of iterations of a loop; None if it is unknown.
+
+        Where the compiler does not state it, it is derived for loops that
+        count by one from a constant to a constant.
+        """
+        if stated := _TRIPS.search(loop.backend_config):
+            return int(stated[1])
+        condition = computations[loop.called_computation_ids[1]]
+        root = operations[condition.root_id]
+        if root.opcode != "compare" or root.comparison_direction != "LT":
+            return None
+        counter, limit = (operations[number] for number in root.operand_ids)
+        initial = operations[loop.operand_ids[0]].operand_ids
+        if counter.opcode != "get-tuple-element":
+            return None
+        if counter.tuple_index >= len(initial):
+            return None
+        start = number_in(operations[initial[counter.tuple_index]])
+        end = number_in(limit)
+        return None if start is None or end is None else end - start
+
+    def cost(number: int) -> Cost:
+        if number in known:
+            return known[number]
+        total = Cost()
+        for one in computations[number].instructions:
+            cycles = _CYCLES.search(one.backend_config)
+            total = total.plus(Cost(int(cycles[1]) if cycles else 0))
+            if one.opcode.removesuffix("-start") in _COLLECTIVES:
+                total = total.plus(Cost(0, _bytes(one.shape), 1))
+            # Computations inside a fusion have no separate cost.
+            called = one.called_computation_ids
+            if one.opcode == "while":
+                times = iterations(one)
+                total = total.plus(cost(called[0]), times or 1)
+                total = total.plus(Cost(uncounted_loops=times is None))
+            elif one.opcode in ("call", "conditional"):
+                for part in called:
+                    total = total.plus(cost(part))
+        known[number] = total
+        return total
+
+    return cost(module.entry_computation_id)
+
+
+def _bytes(shape: Any) -> int:
+    """Bytes of the arrays of a shape, which may be a tuple."""
+    if shape.tuple_shapes:
+        return sum(map(_bytes, shape.tuple_shapes))
+    # E.g. BF16 has two bytes, and PRED one.
+    kind = xla_data_pb2.PrimitiveType.Name(shape.element_type)
+    bits = re.search(r"\d+$", kind)
+    return math.prod(shape.dimensions) * max(
+        1, int(bits[0]) // 8 if bits else 1
+    )

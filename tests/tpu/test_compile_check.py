@@ -1,27 +1,90 @@
+"""Estimates of training steps: from made-up programs, and by the compiler."""
+
 import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
 import json
+import math
 import pathlib
 import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
+from google.protobuf import text_format
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
 
+from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.errors import UserError
+from albert_tf.modeling.dropout import Masks
+from albert_tf.modeling.kernels import attend
+from albert_tf.modeling.target import ProgramTarget
+from albert_tf.training import cost
 from tests.helpers import tiny_run
 from tests.helpers.compiled_runs import small_config, tiny_config
-from tpu import compile_check, tpu_compiler
+from tpu import compile_check, topologies, tpu_compiler
 from tpu.compile_check import CompileCheckConfig
-from tpu.estimates import Estimate
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def check_config(**changes):
-    config = tiny_config(precision="mixed_bfloat16", global_batch_size=64)
-    return CompileCheckConfig(run=config, topology="v5e:2x4", **changes)
+# --- without the compiler -----------------------------------------------------
+
+# The entry sums two arrays, and runs a loop whose counter begins at 1.
+PROGRAM = """
+entry_computation_id: 4
+computations { id: 1
+  instructions { id: 10 opcode: "add" backend_config: '"estimated_cycles":"9"' }
+}
+computations { id: 2
+  instructions { id: 20 opcode: "fusion" called_computation_ids: 1
+    backend_config: '{"estimated_cycles":"1000"}' }
+}
+computations { id: 3 root_id: 33
+  instructions { id: 31 opcode: "constant" literal { s32s: 5 } }
+  instructions { id: 32 opcode: "get-tuple-element" tuple_index: 0 }
+  instructions { id: 33 opcode: "compare" comparison_direction: "LT"
+    operand_ids: [32, 31] }
+}
+computations { id: 4
+  instructions { id: 41 opcode: "constant" literal { s32s: 1 } }
+  instructions { id: 42 opcode: "copy" operand_ids: 41
+    backend_config: '{"estimated_cycles":"7"}' }
+  instructions { id: 43 opcode: "all-reduce" called_computation_ids: 1
+    shape { element_type: TUPLE
+      tuple_shapes { element_type: F32 dimensions: 8 }
+      tuple_shapes { element_type: BF16 dimensions: [2, 3] } } }
+  instructions { id: 44 opcode: "tuple" operand_ids: [42, 43] }
+  instructions { id: 45 opcode: "while" operand_ids: 44
+    called_computation_ids: [2, 3] backend_config: '{}' }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cycles", "uncounted_loops"),
+    [
+        # The counter is 1 to 4. The fusion has the cycles, not its operations.
+        ("", "", 4 * 1000 + 7, 0),
+        ("{}", '{"known_trip_count":{"n":"12"}}', 12 * 1000 + 7, 0),
+        # The first value of the counter is not a constant.
+        ("[42, 43]", "[43, 43]", 1000 + 7, 1),
+    ],
+)
+def test_a_loop_body_counts_for_each_iteration(
+    old, new, cycles, uncounted_loops
+):
+    module = text_format.Parse(
+        PROGRAM.replace(old, new), hlo_pb2.HloModuleProto()
+    )
+    assert tpu_compiler.program_cost(module) == tpu_compiler.Cost(
+        cycles=cycles,
+        all_reduce_bytes=8 * 4 + 2 * 3 * 2,
+        num_all_reduces=1,
+        uncounted_loops=uncounted_loops,
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,15 +101,17 @@ def test_other_compilers_are_refused(monkeypatch, version, message):
     assert pinned in (ROOT / "setup.py").read_text()
 
 
-def test_the_slice_is_required():
+def test_slice_and_batch_must_fit():
     """--topology replaces the slice of a flag file of configs/hardware."""
-    config = dataclasses.replace(check_config(), topology="")
+    config = CompileCheckConfig(run=tiny_config(global_batch_size=20))
     with pytest.raises(UserError, match=r"--topology is required.*hardware"):
         compile_check.main(config)
     config = dataclasses.replace(config, accelerator_type="v5litepod-256")
     assert str(config.where) == "v5e:16x16"
-    config = dataclasses.replace(config, topology="v4:2x2x1")
-    assert str(config.where) == "v4:2x2x1"
+    config = dataclasses.replace(config, topology="v5e:2x4")
+    assert str(config.where) == "v5e:2x4"
+    with pytest.raises(UserError, match=r"replicas \(8\).*Nearest: 16 and 24"):
+        compile_check.estimate(config.run, config.where)
 
 
 def test_estimates_are_described_with_what_they_are_for():
@@ -55,7 +120,8 @@ def test_estimates_are_described_with_what_they_are_for():
     stored = stored["base_v1_125k"]
     del stored["flags"]
     changes = {"step_s": 0.0441, "days": 2.0, "chip_hours": 400.0}
-    said = compile_check.describe(Estimate(**{**stored, **changes}))
+    estimate = compile_check.Estimate(**{**stored, **changes})
+    said = compile_check.describe(estimate)
     for line in (
         "v5e:16x16: 256 chips, 256 cores",
         "2 micro-batches of 8 examples of 512 tokens, mixed_bfloat16, no remat",
@@ -65,17 +131,17 @@ def test_estimates_are_described_with_what_they_are_for():
         "2.00 to 3.00 days, 400 to 600 chip-hours",
     ):
         assert line in said
-    unknown = Estimate(**{**stored, "uncounted_loops": 1})
+    unknown = dataclasses.replace(estimate, uncounted_loops=1)
     assert "TOO LOW" in compile_check.describe(unknown)
+
+
+# --- by the compiler ----------------------------------------------------------
 
 
 @pytest.mark.tpu_compile
 def test_the_compilers_error_is_printed(capsys):
-    config = dataclasses.replace(
-        check_config(quick=True),
-        run=small_config(global_batch_size=2**14),
-        topology="v5litepod-1",
-    )
+    run = small_config(global_batch_size=2**14)
+    config = CompileCheckConfig(run=run, topology="v5litepod-1", quick=True)
     assert compile_check.main(config) == compile_check.EXIT_DOES_NOT_COMPILE
     said = capsys.readouterr().out
     assert "DOES NOT COMPILE" in said
@@ -104,3 +170,159 @@ def test_the_command_reads_slice_and_compiler_flags_from_a_flag_file(tmp_path):
     done = run()
     assert done.returncode not in (0, compile_check.EXIT_DOES_NOT_COMPILE)
     assert b"xla_flag_that_does_not_exist" in done.stderr
+
+
+@pytest.mark.tpu_compile
+def test_the_step_compiles_for_a_slice_and_keeps_recomputation():
+    """Otherwise, the compiler would merge the two computations of --remat.
+
+    The slice has two cores per chip.
+    """
+    config = small_config(
+        global_batch_size=32 * 4 * 8, gradient_accumulation_steps=4, remat=True
+    )
+    found = compile_check.estimate(
+        config, topologies.parse("v3:2x2"), quick=True
+    )
+    assert not found.error
+    assert found.uncounted_loops == 0
+    weights = 4 * cost.num_parameters(config.model, "sop")
+    # Weights and two moments, padded to whole tiles; float32 gradients.
+    assert 1 <= found.argument_bytes / (3 * weights) < 1.3
+    assert 1 <= found.all_reduce_bytes / weights < 1.001
+    assert found.argument_bytes < found.peak_bytes < found.chip_memory_bytes
+    assert found.cycles is found.step_s is None
+    # The compiler counts the operations of the formula, and others.
+    assert 1.3 < found.flops / found.model_flops < 1.5
+
+
+# Rows per core, heads, and tokens of a row, of the step below. As for the
+# recipes, the on-chip memory could hold an attention bias of packed rows, but
+# not the exponentials that all layers keep for the backward pass.
+ROWS, HEADS, TOKENS = 256, 2, 256
+
+
+@pytest.mark.tpu_compile
+def test_a_full_compile_estimates_times_and_is_as_good_as_before(monkeypatch):
+    """A step on packed rows with dropout. No number may change by more than
+    3 %, unless the change is an improvement, or worth its cost.
+
+    No memory holds an attention bias of packed rows: an array with a number for
+    each pair of positions of each row, but not for each head.
+    """
+    config = small_config(
+        global_batch_size=8 * ROWS, dropout_schedule="0:0.1", packing="best_fit"
+    )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model,
+            num_hidden_layers=2,
+            num_attention_heads=HEADS,
+            max_position_embeddings=TOKENS,
+        ),
+        data=dataclasses.replace(config.data, max_seq_length=TOKENS),
+    )
+    programs, program_cost = [], tpu_compiler.program_cost
+    monkeypatch.setattr(
+        tpu_compiler,
+        "program_cost",
+        lambda module: programs.append(module) or program_cost(module),
+    )
+    found = compile_check.estimate(config, topologies.parse("v5e:2x4"))
+    num_tokens = 8 * ROWS * TOKENS
+    assert 0 < found.mfu < 1
+    assert found.step_s == pytest.approx(
+        found.cycles / 1.5e9 + found.all_reduce_s
+    )
+    assert found.tokens_per_s == pytest.approx(num_tokens / found.step_s)
+    assert found.tokens_per_s_chip == pytest.approx(found.tokens_per_s / 8)
+    assert found.chip_hours == pytest.approx(found.days * 24 * 8)
+    numbers = {
+        "all_reduce_bytes": 1266792,
+        "cycles": 9356469,
+        "flops": 170677649408,
+        "num_all_reduces": 2,
+        "peak_bytes": 413253120,
+    }
+    got = {name: getattr(found, name) for name in numbers}
+    assert got == pytest.approx(numbers, rel=0.03)
+    shapes = {shape for _, shape in arrays_in_memory(programs[0])}
+    sizes = {math.prod(s) for s in shapes if s[-2:] == (TOKENS, TOKENS)}
+    assert ROWS * HEADS * TOKENS**2 in sizes  # the exponentials
+    assert ROWS * TOKENS**2 not in sizes
+
+
+def arrays_in_memory(module):
+    """Dtypes and shapes of the arrays in HBM or on-chip memory."""
+    operations = [o for c in module.computations for o in c.instructions]
+    # Values inside a fusion are in no memory.
+    fused = {
+        number
+        for operation in operations
+        if operation.opcode == "fusion"
+        for number in operation.called_computation_ids
+    }
+    shapes = [
+        operation.shape
+        for computation in module.computations
+        if computation.id not in fused
+        for operation in computation.instructions
+    ]
+    for shape in shapes:  # the loop adds to it
+        shapes += shape.tuple_shapes
+    name = xla_data_pb2.PrimitiveType.Name
+    return {(name(s.element_type), (*s.dimensions,)) for s in shapes}
+
+
+def compile_for(version, function, *operands):
+    """The program of a compiled function, for one chip of a version."""
+    hlo = function.experimental_get_compiler_ir(*operands)(
+        stage="hlo_serialized", platform_name="CPU"
+    )
+    shape = (2, 2, 1)[: TPU_CHIPS[version].dimensions]
+    devices = tpu_compiler.slice_devices(topologies.Slice(version, shape))
+    return tpu_compiler.compile_program(hlo, devices[:1])[1]
+
+
+@pytest.mark.tpu_compile
+def test_a_large_product_runs_at_the_peak():
+    """Checks our clock rates: a large product should fill the matrix units."""
+    size = 4096
+
+    @tf.function(jit_compile=True)
+    def product(a, b):
+        return tf.matmul(a, b)
+
+    operands = [tf.TensorSpec([size, size], tf.bfloat16)] * 2
+    shares = {}
+    for version, chip in TPU_CHIPS.items():
+        program = compile_for(version, product, *operands)
+        seconds = tpu_compiler.program_cost(program).cycles / chip.clock_hz
+        shares[version] = 2 * size**3 / seconds / chip.peak_flops
+    # Clocks are rounded: 0.7 GHz of v2 give 2 % more than its peak.
+    assert all(0.75 < share < 1.02 for share in shares.values()), shares
+
+
+@pytest.mark.tpu_compile
+def test_score_gradients_stay_in_float32():
+    """In a layer of attention of base with a micro-batch of 4 rows, on v5e,
+    with --float32_score_gradients: "u32" are the bits of float32 numbers.
+    """
+    batch, heads, size, length = 4, 12, 64, 512
+    operand = tf.TensorSpec([batch, heads, size, length], tf.bfloat16)
+    bias = tf.TensorSpec([batch, 1, 1, length], tf.float32)
+    target = ProgramTarget("TPU", float32_score_gradients=True)
+
+    @tf.function(jit_compile=True)
+    def gradients(query, key, value, upstream, bias):
+        operands = [query, key, value]
+        with tf.GradientTape() as tape:
+            tape.watch(operands)
+            context = attend(*operands, bias, Masks(), target)
+        return tape.gradient(context, operands, upstream)
+
+    program = compile_for("v5e", gradients, *[operand] * 4, bias)
+    scores = batch, heads, length, length
+    found = {t for t, shape in arrays_in_memory(program) if shape == scores}
+    assert found == {"BF16", "U32"}

@@ -180,19 +180,16 @@ def cloud(monkeypatch, tmp_path):
     [
         (["dance"], "the command must be one of: run create"),
         (["create", "--zone="], "--zone must be given, or ALBERT_TPU_ZONE"),
-        (["create", "--project="], "--project must be given"),
         (["create", "--colour=red"], "there is no setting --colour"),
         (["create", "spot"], "settings look like --SETTING=VALUE"),
         (["create", "--name=No_Such"], "--name must be lower-case letters"),
         (["create", "--tier=cheap"], "--tier must be spot, on_demand or"),
         (["create", "--accelerator_type=a100"], "--accelerator_type must be"),
-        (["create", "--accelerator_type=v6e-many"], "v6e and a size, e.g. v5"),
         (["create", "--accelerator_type=v6e-16"], "no server for v6e slices"),
         (["create", "--log_dir=/tmp"], "--log_dir must be gs://"),
         (["start", "--libtpu_init_args=a"], "must be flags that begin with --"),
         (["run", "--poll_s=often"], "--poll_s must be a number"),
         (["run", "--max_failures=0"], "--max_failures must be at least 1"),
-        (["run", "--max_preemptions="], "--max_preemptions must be at least"),
         (["run", "--delete_when_done=yes"], "must be true or false. Received"),
         (["start", "--", "--flagfile=none.flags"], "a file of the checkout"),
         (["start"], "flags of run_pretraining must follow --"),
@@ -200,7 +197,6 @@ def cloud(monkeypatch, tmp_path):
         # After --, it would reach the trainer, on a slice that is charged.
         (["run", "--", *TRAINING, "--dry_run"], "must stand before --"),
         (["create", "--", "--dry_run=true"], "Received: --dry_run=true"),
-        (["setup", "--", "-nodry_run"], "Received: -nodry_run"),
         (["run", "--", *TRAINING, "--tier=spot"], "Received: --tier=spot"),
     ],
 )
@@ -223,7 +219,6 @@ def test_help_has_the_settings_with_their_defaults(cloud, capsys):
 @pytest.mark.parametrize(
     ("accelerator", "runtime"),
     [
-        ("v3-8", "tpu-ubuntu2204-base"),
         ("v4-128", "tpu-ubuntu2204-base"),
         ("v5litepod-256", "v2-alpha-tpuv5-lite"),
         ("v5p-8", "v2-alpha-tpuv5"),
@@ -233,27 +228,23 @@ def test_help_has_the_settings_with_their_defaults(cloud, capsys):
 def test_the_runtime_version_fits_the_chip(
     cloud, monkeypatch, accelerator, runtime
 ):
-    """https://cloud.google.com/tpu/docs/runtimes. Also from the environment."""
+    """https://cloud.google.com/tpu/docs/runtimes. Flags replace environment."""
     monkeypatch.setenv("ALBERT_TPU_ACCELERATOR_TYPE", accelerator)
     assert cloud.launch("create") == 0
-    (call,) = cloud.calls
+    more = "--create_flags=--network=n --internal-ips"
+    monkeypatch.setenv("ALBERT_TPU_TIER", "reserved")
+    cloud.launch(
+        "create", "--tier=on_demand", "--valid_until_duration=6h", more
+    )
+    call, other = cloud.calls
+    assert "--reserved" not in other and "--spot" not in other
+    wanted = {"--network=n", "--internal-ips", "--valid-until-duration=6h"}
+    assert wanted < set(other)
     assert " ".join(call) == (
         "gcloud compute tpus queued-resources create base --node-id=base "
         f"--accelerator-type={accelerator} --runtime-version={runtime} "
         "--spot --project=mine --zone=us-west4-a"
     )
-
-
-def test_flags_override_the_environment(cloud, monkeypatch):
-    monkeypatch.setenv("ALBERT_TPU_TIER", "reserved")
-    cloud.launch(
-        *("create", "--tier=on_demand", "--valid_until_duration=6h"),
-        "--create_flags=--network=n --internal-ips",
-    )
-    (call,) = cloud.calls
-    assert "--reserved" not in call and "--spot" not in call
-    wanted = {"--network=n", "--internal-ips", "--valid-until-duration=6h"}
-    assert wanted < set(call)
 
 
 @pytest.mark.parametrize("command", launch.COMMANDS)
@@ -285,17 +276,9 @@ def test_dry_run_prints_the_commands_and_runs_none(cloud, capsys, command):
             assert options == [*launch.CONNECTION]
 
 
-@pytest.mark.skipif(not shutil.which("ssh"), reason="there is no ssh")
-def test_ssh_knows_the_options_of_connections():
-    command = ["ssh", "-G", "-F", "none", *launch.CONNECTION, "host"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "serveraliveinterval 30" in done.stdout or "No user" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("own", "training", "chips", "compiler_flags"),
     [
-        ([], ["--flagfile=slice.flags"], 256, "--b=2 --c"),
         (["--flagfile=slice.flags"], [], 256, "--b=2 --c"),
         ([], ["--flagfile", "slice.flags"], 256, "--b=2 --c"),
         ([], ["--flagfile=own.flags"], 256, "--b=2 --c"),
@@ -306,7 +289,6 @@ def test_ssh_knows_the_options_of_connections():
             "--b=2 --c",
         ),
         ([], ["--flagfile=slice.flags", "--libtpu_init_args="], 256, ""),
-        (["--libtpu_init_args=--a"], ["--flagfile=slice.flags"], 256, "--a"),
     ],
 )
 def test_a_flag_file_has_the_slice_and_the_flags_of_its_compiler(
@@ -331,9 +313,7 @@ def test_data_in_the_checkout_is_not_copied_to_the_hosts(cloud, capsys):
     """A checkout is required, too."""
     (launch.ROOT / "my text.txt").write_bytes(os.urandom(2_000_000))
     assert cloud.launch("setup", "--max_code_mb=1") == 1
-    said = capsys.readouterr().err
-    assert "at most --max_code_mb=1 MB" in said
-    assert "Received: 2 MB, with my text.txt" in said
+    assert "Received: 2 MB, with my text.txt" in capsys.readouterr().err
     assert not cloud.calls
     assert cloud.launch("setup", "--max_code_mb=2") == 0
     shutil.rmtree(launch.ROOT / ".git")
@@ -353,7 +333,7 @@ def test_later_slices_get_the_code_of_the_first(cloud):
     assert cloud.archives == [["setup.py", "slice.flags"]] * 2
 
 
-def test_a_query_that_fails_does_not_end_wait(cloud, capsys):
+def test_wait_goes_on_after_a_query_that_fails(cloud, capsys):
     cloud.states = ["PROVISIONING", "ACTIVE"]
     cloud.failing = {"list": [True]}
     cloud.launch("create")

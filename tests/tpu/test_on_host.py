@@ -167,18 +167,9 @@ def host(tmp_path, metadata):
     made.kill()
 
 
-@pytest.fixture
-def host_of_slice(host, metadata):
-    """The first of two hosts."""
-    set_hosts(metadata, "10.0.0.2", "10.0.0.3")
-    return host
-
-
-def test_the_script_passes_the_linters():
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
-    assert "\nset -euo pipefail\n" in SCRIPT.read_text()
-    if shellcheck := shutil.which("shellcheck"):
-        subprocess.run([shellcheck, SCRIPT], check=True)
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="no shellcheck")
+def test_the_script_passes_shellcheck():
+    subprocess.run(["shellcheck", SCRIPT], check=True)
 
 
 def test_the_python_code_of_the_script_finds_its_modules():
@@ -199,7 +190,7 @@ def test_the_python_code_of_the_script_finds_its_modules():
 def test_training_is_known_by_its_state_and_flags(host):
     """Also after a reboot of the host; not by a process id."""
     assert host("status") == "none"
-    host.plan("wait", "3", "wait")
+    host.plan("wait", "3", "wait", "143")
     host.train()
     assert host.trained() == [
         *("", "", "-m", "albert_tf.run_pretraining", "--strategy=tpu"),
@@ -219,11 +210,7 @@ def test_training_is_known_by_its_state_and_flags(host):
     host.train()
     host("stop")
     wait_for(lambda: host("status") == "stopped")
-
-
-@pytest.mark.slow
-def test_stop_also_ends_training_that_would_be_started_again(host):
-    host.plan("143")
+    # Otherwise, `tpu.launch run` would start it again.
     host.train()
     assert "is not started again" in host("stop")
     assert "was stopped before" in host("stop")
@@ -232,9 +219,12 @@ def test_stop_also_ends_training_that_would_be_started_again(host):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--xla_a=1 --b='2 3'", ""])
-def test_a_host_of_a_slice_runs_a_server(host_of_slice, flags):
-    """Without flags of the compiler, servers get those of the image."""
-    host = host_of_slice
+def test_a_host_of_a_slice_runs_a_server(host, metadata, flags):
+    """Without flags of the compiler, servers get those of the image.
+
+    A notice sends them SIGTERM: TensorFlow's server then asks the run to stop.
+    """
+    set_hosts(metadata, "10.0.0.2", "10.0.0.3")
     settings = host.home / "tpu-env"
     settings.write_text("TPU_OF_IMAGE='set by it'\nLIBTPU_INIT_ARGS=--image\n")
     host.environment |= {"LIBTPU_INIT_ARGS": flags} if flags else {}
@@ -261,16 +251,9 @@ def test_a_host_of_a_slice_runs_a_server(host_of_slice, flags):
     host.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
     host("serve")
     assert len(host.served()) == 2
-
-
-@pytest.mark.slow
-def test_the_server_of_a_host_gets_sigterm_at_a_notice(host_of_slice, metadata):
-    """TensorFlow's server then asks the run of the slice to stop."""
-    host_of_slice("serve")
+    (host.home / "sigterm").unlink()
     metadata.set("preempted", "TRUE")
-    wait_for((host_of_slice.home / "sigterm").exists)
-    log = host_of_slice.state / "server.log"
-    assert "preempted TRUE: sending SIGTERM" in log.read_text()
+    wait_for((host.home / "sigterm").exists)
 
 
 @pytest.mark.slow
@@ -309,12 +292,9 @@ def test_the_log_is_copied_once_the_bucket_permits_it(host):
     host.plan("wait", "0")
     host.train(log_dir="gs://bucket")
     wait_for(lambda: "could not be copied" in host.log)
-    assert not host.copied_log()
     (host.home / "broken_bucket").unlink()
     wait_for(lambda: "no permission" in host.copied_log())
     assert host("status") == "running"
-    with (host.state / "train.log").open("a") as file:
-        file.write("the end\n")
     host("stop")
     wait_for(lambda: host("status") == "stopped")
     assert host.copied_log() == host.log

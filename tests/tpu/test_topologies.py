@@ -8,19 +8,16 @@ from tpu import topologies
 # As in Google Cloud's tables of accelerator types: our name, chips, cores.
 SLICES = {
     "v2-8": ("v2:2x2", 4, 8),
-    "v3-32": ("v3:4x4", 16, 32),
     "v3-2048": ("v3:32x32", 1024, 2048),
     "v4-8": ("v4:2x2x1", 4, 4),
     "v4-4096": ("v4:8x16x16", 2048, 2048),
     "v5litepod-1": ("v5e:1x1", 1, 1),
-    "v5litepod-8": ("v5e:2x4", 8, 8),
     "v5litepod-256": ("v5e:16x16", 256, 256),
     "v5e:4x8": ("v5e:4x8", 32, 32),
     "v5p-128": ("v5p:4x4x4", 64, 64),
     "v6e-64": ("v6e:8x8", 64, 64),
     # Other accepted spellings.
-    "V5E:4X8": ("v5e:4x8", 32, 32),
-    "v5e-4x8": ("v5e:4x8", 32, 32),
+    "V5E-4X8": ("v5e:4x8", 32, 32),
     "v5e-32": ("v5e:4x8", 32, 32),
 }
 
@@ -37,15 +34,10 @@ def test_slice_names_give_the_number_of_chips(name):
     ("name", "remedy"),
     [
         ("v9:2x2", "v5e:16x16"),
-        ("v5e", "v5e:16x16"),
         ("v4:4x4", "v4:4x4x8"),
         ("v5e:4xfour", "v5e:4x8"),
-        ("v5e:0x4", "v5e:4x8"),
         ("v3-9", "v3-8, v3-32"),
-        ("v5litepod-3", "v5litepod-4"),
         ("v5e:64x64", "at most 256 chips.*4096"),
-        ("v6e:16x32", "at most 256 chips"),
-        ("v3:32x64", "at most 1024 chips"),
         ("v5p:16x16x16", "at most 2048 chips"),
         ("v5litepod-512", "v5litepod-256\\.$"),
         ("v2-1024", "v2-512\\.$"),

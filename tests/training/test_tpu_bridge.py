@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.host import Host
+from albert_tf.records.features import features_to_read
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tiny_run, tpu_bridge
-from tpu.replica_program import batch_features
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def lower_training(strategy, config, objective=None):
 
 
 def batches_of_zeros(strategy, config):
-    features = batch_features(config.data)
+    features = features_to_read("static", config.data.packing)
     return tpu_bridge.batches_of_zeros(strategy, config, features)
 
 
