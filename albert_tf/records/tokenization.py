@@ -71,8 +71,13 @@ _UNSPACED_LEAD_BYTES = frozenset(f"<0x{byte:X}>" for byte in range(0xE3, 0xEA))
 
 
 # In a serialized model: the tag and the length of an entry, the tag and the
-# length of its piece, and a piece without characters or with a zero byte first.
-_ABORTING_PIECE = re.compile(rb"\n.\n(?:\0|.\0)", re.DOTALL)
+# length of its piece, a piece without characters or with a zero byte first, and
+# the tag of its score.
+_ABORTING_PIECE = re.compile(
+    rb"\n.\n(?:\0|%b)\x15"
+    % b"|".join(rb"\x%02x\0.{%d}" % (n, n - 1) for n in range(1, 17)),
+    re.DOTALL,
+)
 
 
 class EncodedTexts(NamedTuple):
