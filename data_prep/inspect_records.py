@@ -277,8 +277,9 @@ class RecordSet:
             passed = abs(count / number - probability) <= tolerance
             found = f"{count / number:.2%}"
             self._note(name, found, expected, passed if is_judged else None)
-        num_text = statistics["tokens"][FIRST_ORDINARY_ID:].sum()
-        unknown = statistics["tokens"][UNK_ID] / max(1, num_text)
+        num_unknown = statistics["tokens"][UNK_ID]
+        num_text = num_unknown + statistics["tokens"][FIRST_ORDINARY_ID:].sum()
+        unknown = num_unknown / max(1, num_text)
         capacity = num_rows * rules.max_seq_length
         self._note("examples per record", f"{num_examples / num_rows:.2f}")
         self._note("fraction <unk>", f"{unknown:.2%}")
