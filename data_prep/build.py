@@ -145,14 +145,9 @@ def build_records(config: RecordsConfig) -> None:
     records = Artifact(
         "output_dir",
         "records",
-        identity={
-            "inputs_sha256": inputs_sha256,
-            "packing": config.packing,
-            "max_examples_per_row": packing.get("max_examples_per_row"),
-        },
+        identity={"inputs_sha256": inputs_sha256, **packing},
         settings={
             **config.result_settings(),
-            "packing": config.packing,
             **packing,
             "vocabulary_sha256": tokenizer.sha256,
             **versions,
@@ -537,10 +532,6 @@ def find_missing_shards(
     Returns:
         None if the directory does not have finished records of this build, or
         if `overwrite` replaces them.
-
-    Raises:
-        UserError: If the directory has the records of another build, complete
-            or not, or lacks metadata or vocabulary, and `overwrite` is false.
     """
     path = posixpath.join(output_dir, UNFINISHED_FILE)
     stored = _read_description(path)

@@ -294,10 +294,10 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         return {n: v for n, v in values.items() if n not in _PACKING_SETTINGS}
 
     def packing_settings(self) -> dict[str, Any]:
-        """The settings that pack examples into records; {} without packing."""
-        if self.packing == "none":
-            return {}
-        return {name: getattr(self, name) for name in _PACKING_SETTINGS}
+        """The settings that pack examples into rows; None without effect."""
+        packs = self.packing != "none"
+        size = self.max_examples_per_row if packs else None
+        return dict(zip(_PACKING_SETTINGS, (self.packing, size), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

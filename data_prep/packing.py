@@ -195,12 +195,7 @@ class BestFit:
         not to the row of example 1, which has room for 5. Rows with room for
         less than the shortest example are complete.
 
-        >>> from albert_tf.config import SequenceConfig
-        >>> shape = SequenceConfig(
-        ...     max_seq_length=10,
-        ...     max_predictions_per_seq=2,
-        ...     max_examples_per_row=3,
-        ... )
+        >>> shape = SequenceConfig(max_seq_length=10, max_predictions_per_seq=2)
         >>> best_fit = BestFit(shape)
         >>> best_fit.add([6, 5, 4, 8], [1, 1, 1, 1])
         [[0, 2], [3]]
@@ -227,8 +222,7 @@ class BestFit:
             num_masked: Largest number of masked tokens of each example.
 
         Returns:
-            Lists of the numbers of examples, which count all examples added so
-            far. The numbers of a row increase.
+            For each row, the increasing numbers of its examples, from 0.
         """
         complete: list[list[int]] = []
         for length, masked in zip(lengths, num_masked, strict=True):

@@ -70,10 +70,6 @@ class Processes:
         dask_scheduler: Address of a Dask scheduler, whose workers then run the
             tasks.
 
-    Raises:
-        UserError: If Dask is needed and not installed.
-        RetryError: If the scheduler does not answer.
-
     Example:
         >>> with Processes(1, str.upper, "ab") as processes:
         ...     tasks = processes.map(lambda state, n: state * n, [1, 2, 3])

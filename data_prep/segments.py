@@ -57,8 +57,7 @@ class UnmaskedExamples(NamedTuple):
 
     Attributes:
         headers: `HEADER`, `(examples,)`.
-        tokens: uint16 or uint32, the tokens of all examples; for each example
-            the first segment, then the second.
+        tokens: uint16 or uint32; of each example, the segments.
     """
 
     headers: np.ndarray
@@ -106,15 +105,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def make_examples(
     documents: Iterable[list[str]], tokenizer: Tokenizer, config: RecordsConfig
 ) -> tuple[dict[str, UnmaskedExamples], np.ndarray, Counter[str]]:
-    """Makes the examples of all copies of some documents.
-
-    Args:
-        documents: The lines of each document.
+    """Makes the examples of all copies of some documents, given by lines.
 
     Returns:
-        The examples by split, TRAIN and EVAL; the occurrences of each piece in
-        the text, int64, `(vocab_size,)`; and the number of skipped chunks and
-        documents, by reason.
+        The examples by split; the occurrences of each piece in the text, int64,
+        `(vocab_size,)`; the number of skipped chunks and documents, by reason.
     """
     normalized = [
         [

@@ -69,15 +69,10 @@ class Shard(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """The content of a shard.
-
-    Attributes:
-        sha256: Hexadecimal digest of the file.
-        counts: Counts by name, see `make_records`.
-    """
+    """The content of a shard."""
 
     sha256: str
-    counts: dict[str, int]
+    counts: dict[str, int]  # see `make_records`
 
     @property
     def num_rows(self) -> int:
@@ -90,13 +85,10 @@ class BuiltRecords:
     """The result of a build.
 
     Attributes:
-        piece_counts: int64, `(vocab_size,)`, occurrences of each piece in the
-            text.
+        piece_counts: int64, `(vocab_size,)`, occurrences in the text.
         skipped: Number of skipped lines, chunks and documents, by reason.
-        num_examples: Number of examples by split, with those of duplicate
-            documents.
-        duplicates: Number of duplicate documents by split; the first of
-            equal documents does not count.
+        num_examples: By split, with the examples of duplicate documents.
+        duplicates: Number of documents that equal an earlier one, by split.
         shards: Content of each shard.
     """
 
@@ -105,14 +97,6 @@ class BuiltRecords:
     num_examples: Counter[str]
     duplicates: Counter[str] = dataclasses.field(default_factory=Counter)
     shards: dict[Shard, ShardResult] = dataclasses.field(default_factory=dict)
-
-    def count(self, split: str) -> Counter[str]:
-        """Returns sums over the shards of a split; see `make_records`."""
-        counts: Counter[str] = Counter()
-        for shard, result in self.shards.items():
-            if shard.split == split:
-                counts.update(result.counts)
-        return counts
 
 
 def list_shards(config: RecordsConfig) -> list[Shard]:
@@ -143,11 +127,7 @@ def choose_shards(
 
 
 def settings_of_split(split: str, config: RecordsConfig) -> RecordsConfig:
-    """Returns the settings of a split.
-
-    Records of EVAL have one copy of the text, static masks and one example
-    each, so that evaluations are comparable.
-    """
+    """Returns the settings of a split; those of EVAL make it comparable."""
     if split == TRAIN:
         return config
     return dataclasses.replace(
@@ -172,9 +152,7 @@ def write_shard(
 ) -> ShardResult:
     """Writes a shard atomically, and a note for `find_finished`.
 
-    Args:
-        parts: Unmasked examples of the shard, in order.
-        sha256: Digest that the file must have; "" if unknown.
+    The file must have a known `sha256`, if it is not "".
     """
     counts: Counter[str] = Counter()
     settings = settings_of_split(shard.split, config)
@@ -210,7 +188,7 @@ def make_records(
 
     Args:
         parts: The examples of the shard, in batches of any size.
-        config: Format of the records, see `settings_of_split`.
+        config: The settings of the split.
         counts: Counter of "documents", "examples", "pieces" (tokens without
             padding), "masked" tokens and "rows".
     """
@@ -276,10 +254,7 @@ def _replace_second_segments(examples: UnmaskedExamples) -> UnmaskedExamples:
 
     It is cut to the length of the segment that it replaces, so that the length
     of an example does not tell its label. If the batch has one document, the
-    label becomes 0.
-
-    Reference:
-        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1.
+    label becomes 0 (Devlin et al., 2019, section 3.1).
     """
     headers = examples.headers.copy()
     ends = np.cumsum(examples.lengths)
@@ -483,12 +458,14 @@ def describe_split(
 ) -> RecordsMetadata:
     """Returns the metadata of one split."""
     config = settings_of_split(split, config)
-    counts = built.count(split)
     shards = {
         shard.name: result
         for shard, result in sorted(built.shards.items())
         if shard.split == split
     }
+    counts: Counter[str] = Counter()
+    for result in shards.values():
+        counts.update(result.counts)
     settings = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(RecordsMetadata)

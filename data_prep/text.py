@@ -78,10 +78,9 @@ Skipped = Counter[str]
 
 
 def find_inputs(config: CorpusConfig) -> list["Source"]:
-    """Returns the sources that `input_file` and `tfds` name.
+    """Returns the sources that `input_file`, sorted by path, and `tfds` name.
 
-    Files come first, sorted by path. Of several paths of one local file, only
-    the first is read.
+    Of several paths of one local file, only the first is read.
 
     Raises:
         UserError: If neither setting is given, a pattern matches no file, a
@@ -124,16 +123,12 @@ def read_documents(
     on_bytes: OnBytes,
     skipped: Skipped,
 ) -> Iterator[list[str]]:
-    """Yields the documents of all sources, in order.
+    """Yields the stripped lines of each document; none is empty.
 
     Args:
         on_bytes: Called with the number of stored bytes of each read.
         skipped: Counter of skipped lines and documents, and of cuts, by
             reason.
-
-    Yields:
-        The lines of a document. Lines are stripped and not empty. A document
-        has at least one line and at most about a million characters.
 
     Raises:
         UserError: For text that `check_and_digest` of its source refuses.
@@ -215,15 +210,10 @@ def _decode(
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """A file of text or of JSON lines.
+    """A file of text or of JSON lines."""
 
-    Attributes:
-        name: Path.
-        num_bytes: Stored size.
-    """
-
-    name: str
-    num_bytes: int
+    name: str  # its path
+    num_bytes: int  # its stored size
 
     def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
         """Reads the text once, so that a fault is reported early.
@@ -348,18 +338,11 @@ class TextFile:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """A split of a dataset of TensorFlow Datasets, or one shard of a split.
+    """A split of a dataset of TensorFlow Datasets, or one shard of a split."""
 
-    Attributes:
-        name: For messages, e.g. "wikipedia/20230601.en/1.0.0:train".
-        num_bytes: Size of the files.
-        instruction: Read instruction, e.g. "train[2shard:3shard]".
-        paths: Files of the split or shard.
-    """
-
-    name: str
+    name: str  # for messages, e.g. "wikipedia/20230601.en/1.0.0:train"
     num_bytes: int
-    instruction: str
+    instruction: str  # to read, e.g. "train[2shard:3shard]"
     paths: Sequence[str]
 
     def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
@@ -439,17 +422,11 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
 
 
 class Line(NamedTuple):
-    """A line, or a part of a very long line.
+    """A line, or a part of a very long line."""
 
-    Attributes:
-        number: Line number in the file, from 1.
-        offset: Offset in the decompressed file, in bytes.
-        content: Bytes of the line, without its line ending.
-    """
-
-    number: int
-    offset: int
-    content: bytes
+    number: int  # from 1
+    offset: int  # in the decompressed file, in bytes
+    content: bytes  # without its line ending
 
 
 def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
@@ -537,8 +514,8 @@ def _decompress(
 ) -> Iterator[bytes]:
     """Yields the content of all streams of a file, which follow each other.
 
-    The readers of bz2 and zstandard end without an error at some damages of
-    later streams.
+    Unlike here, the readers of bz2 and zstandard end without an error at some
+    damages of later streams.
     """
     stream = None
     content = bytearray()
@@ -579,12 +556,7 @@ _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 
 
 def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
-    """Returns the sentences of a document.
-
-    Args:
-        lines: Stripped lines, none empty.
-        config: `sentence_breaker` says whether a line is a sentence or a
-            paragraph, `language` how sentences end.
+    """Returns the sentences of a document of lines, or of paragraphs.
 
     Raises:
         UserError: If sentencex panics.
