@@ -11,11 +11,9 @@ of the machine changes. The certificate is made with the `openssl` command.
         storage.set_rules([Rule("put", status=503, times=1)])
 
 It is a process of its own: TensorFlow holds Python's lock while it closes a
-file whose upload has failed. The module is longer than 500 lines, since server,
-faults and counts are one program.
+file whose upload has failed.
 """
 
-import base64
 import contextlib
 import dataclasses
 import functools
@@ -54,7 +52,6 @@ class Rule:
         name: Regular expression that is searched in the name of the object.
         skip: Number of matching requests before the first fault.
         times: Number of faults; -1 is no limit.
-        probability: Probability of a fault of a matching request.
         at: Place in the content for "half", "short" and "flip", as a fraction.
         status: HTTP status of the answer; 0 gives the right answer, except for
             `action` and `signalled`.
@@ -72,7 +69,6 @@ class Rule:
     name: str = ""
     skip: int = 0
     times: int = -1
-    probability: float = 1.0
     at: float = 0.5
     status: int = 0
     action: str = ""
@@ -88,29 +84,10 @@ class Rule:
         if self.skip:
             self.skip -= 1
             return False
-        if self.num_faults == self.times or (
-            self.probability < 1 and random.random() >= self.probability
-        ):
+        if self.num_faults == self.times:
             return False
         self.num_faults += 1
         return True
-
-
-@dataclasses.dataclass
-class Request:
-    """A request that was served.
-
-    Attributes:
-        kind, bucket, name: As in `Rule`.
-        status: HTTP status of the answer; 0 without an answer.
-        num_bytes: Size of the request's content and of the answer's.
-    """
-
-    kind: str
-    bucket: str
-    name: str
-    status: int = 0
-    num_bytes: int = 0
 
 
 class FakeStorage:
@@ -125,7 +102,7 @@ class FakeStorage:
         self.rules: list[Rule] = []
         self.stale: dict[str, list[str]] = {}  # names at `set_rules`
         self.written: dict[str, float] = {}  # times of the last writes
-        self.requests: list[Request] = []
+        self.requests: Counter[str] = Counter()
         self.uploads: dict[str, dict[str, Any]] = {}
         self.lock = threading.RLock()
         self._generation = 1
@@ -190,15 +167,8 @@ class FakeStorage:
     def count(self) -> Counter[str]:
         """Number of requests by kind since the last call."""
         with self.lock:
-            counts = Counter(request.kind for request in self.requests)
-            self.requests.clear()
+            counts, self.requests = self.requests, Counter()
         return counts
-
-    def take_requests(self) -> list[Request]:
-        """The requests since the last call."""
-        with self.lock:
-            taken, self.requests = self.requests, []
-        return taken
 
     def find_fault(self, kind: str, name: str) -> Rule | None:
         """The first rule that applies to a request, or None."""
@@ -210,8 +180,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Serves one connection: CONNECT, then requests over TLS."""
 
     protocol_version = "HTTP/1.1"
+    rule = Rule()  # that applies to the request; its action is `fault`
     fault = ""
-    fault_at = 0.5
 
     def __init__(
         self, *arguments: Any, storage: FakeStorage, tls: ssl.SSLContext
@@ -219,7 +189,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.storage = storage
         self.tls = tls
         self.host = ""
-        self.request_: Request
         super().__init__(*arguments)
 
     def log_message(self, *_: Any) -> None:
@@ -259,28 +228,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for name, values in urllib.parse.parse_qs(url.query).items()
         }
         kind, bucket, name = self._classify(url.path, query)
-        self.request_ = Request(kind, bucket, name)
         with self.storage.lock:
-            self.storage.requests.append(self.request_)
-        rule = self.storage.find_fault(kind, name)
-        self.fault = rule.action if rule else ""
-        self.fault_at = rule.at if rule else 0.5
+            self.storage.requests[kind] += 1
+        self.rule = rule = self.storage.find_fault(kind, name) or Rule()
+        self.fault = rule.action
         # A request that takes effect has arrived completely before the signal.
         content = b"" if self.fault == "reset" else self._content()
-        if rule and rule.signalled:
+        if rule.signalled:
             os.kill(rule.signalled, rule.signal)
         if self.fault == "reset":
             self._reset()
-        self.request_.num_bytes = len(content)
-        is_limited = False
-        if rule and self.fault == "limit":
-            age_s = time.monotonic() - self.storage.written.get(name, 0.0)
-            is_limited = age_s < rule.seconds
-        elif rule:
+        age_s = time.monotonic() - self.storage.written.get(name, 0.0)
+        if self.fault != "limit":
             time.sleep(rule.seconds)
-        if is_limited:
+        if self.fault == "limit" and age_s < rule.seconds:
             self._fail(429, "The rate of changes of the object is too high.")
-        elif rule and rule.status:
+        elif rule.status:
             self._fail(rule.status, "a fault of the test")
         elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._fail(401, "Invalid Credentials")
@@ -367,13 +330,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     ) -> None:
         if self.fault == "reset_after":
             self._reset()
-        self.request_.status = status
-        self.request_.num_bytes += len(content)
         lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}"]
         lines += [f"{n.replace('_', '-')}: {v}" for n, v in headers.items()]
         self.wfile.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         if self.fault == "half":
-            self.wfile.write(content[: int(len(content) * self.fault_at)])
+            self.wfile.write(content[: int(len(content) * self.rule.at)])
             self.wfile.flush()
             self._reset()
         self.wfile.write(content)
@@ -409,31 +370,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self, bucket: str, prefix: str, query: dict[str, str], _: bytes
     ) -> None:
         delimiter = query.get("delimiter", "")
-        limit = int(query.get("maxResults", 1000))
-        after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
-        entries: dict[str, str] = {}
         is_stale = self.fault == "stale"
         names = (self.storage.stale if is_stale else self.storage.buckets)[
             bucket
         ]
-        for name in sorted(names):
-            if not name.startswith(prefix):
-                continue
+        entries = {}  # whether each is a directory
+        for name in sorted(n for n in names if n.startswith(prefix)):
             head, found, _ = name[len(prefix) :].partition(delimiter or "\0")
-            entry = f"{prefix}{head}{found}"
-            if entry > after:
-                entries[entry] = "prefixes" if found else "items"
-        listed = list(entries)[:limit]
-        values: dict[str, Any] = {}
-        for entry in listed:
-            is_item = entries[entry] == "items"
-            values.setdefault(entries[entry], []).append(
-                {"name": entry} if is_item else entry
-            )
-        if len(listed) < len(entries):
-            token = base64.urlsafe_b64encode(listed[-1].encode())
-            values["nextPageToken"] = token.decode()
-        self._json(**values)
+            entries[f"{prefix}{head}{found}"] = bool(found)
+        # Without the next pages: TensorFlow limits only a search for one.
+        listed = list(entries)[: int(query.get("maxResults", 1000))]
+        self._json(
+            prefixes=[entry for entry in listed if entries[entry]],
+            items=[{"name": entry} for entry in listed if not entries[entry]],
+        )
 
     def _read(self, bucket: str, name: str, *_: Any) -> None:
         found = self.storage.buckets[bucket].get(name)
@@ -452,9 +402,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             end = int(asked[2]) + 1 if asked[2] else len(content)
             content = content[first:end]
         if self.fault == "short":
-            content = content[: int(len(content) * self.fault_at)]
+            content = content[: int(len(content) * self.rule.at)]
         if self.fault == "flip":
-            place = int(len(content) * self.fault_at)
+            place = int(len(content) * self.rule.at)
             flipped = bytes([content[place] ^ 4])
             content = content[:place] + flipped + content[place + 1 :]
         self._answer(status, content)
