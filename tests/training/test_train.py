@@ -189,9 +189,14 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
     [
         ({"output_dir": ""}, "output_dir is required"),
         ({"input_file": ()}, "input_file must name files"),
+        # A Python caller would train instead.
+        ({"dry_run": True}, "must be train, and dry_run off"),
+        ({"mode": "eval"}, "must be train, and dry_run off"),
     ],
 )
-def test_missing_settings_are_refused(tiny_records, tmp_path, changes, words):
+def test_settings_without_a_training_are_refused(
+    tiny_records, tmp_path, changes, words
+):
     config = tiny_run.make_config(tiny_records, tmp_path).replace(**changes)
     with pytest.raises(UserError, match=words):
         train(config)
