@@ -377,16 +377,11 @@ def _describe_changed_records(stored: list[Any], now: list[Any]) -> str:
                 f"from step {after['first_step']}: missing shards: "
                 f"{_name_first(missing)}; new shards: {_name_first(added)}"
             )
-        if before["shards"] != after["shards"]:
+        if {**before, "first_step": 0} != {**after, "first_step": 0}:
             return (
-                f"from step {after['first_step']}: the same shards, but their "
-                "paths sort in another order, so they are read in another "
-                "order"
-            )
-        if before.get("sets") != after.get("sets"):
-            return (
-                f"from step {after['first_step']}: the same shards, but in "
-                "other datasets, so their records alternate differently"
+                f"from step {after['first_step']}: the same shards, read in "
+                "another order: their paths sort in another order, or they are "
+                "in other datasets"
             )
     return "the phases of data begin at other steps"
 

@@ -299,6 +299,12 @@ def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
 # --- changed records ----------------------------------------------------------
 
 
+SAME_SHARDS = (
+    "from step 0: the same shards, read in another order: their paths sort in "
+    "another order, or they are in other datasets"
+)
+
+
 def test_moved_records_and_unused_datasets_are_accepted(
     run, run_in_phases, tiny_records, tmp_path, caplog
 ):
@@ -348,8 +354,7 @@ def test_moved_records_and_unused_datasets_are_accepted(
         (  # the order of the paths decides when a shard is read
             {"input_file": f"{{copy}}/{FIRST} {{r}}/{SECOND}"},
             {"input_file": f"{{r}}/{FIRST} {{copy}}/{SECOND}"},
-            "from step 0: the same shards, but their paths sort in another "
-            "order, so they are read in another order",
+            SAME_SHARDS,
         ),
         (
             {
@@ -366,8 +371,7 @@ def test_moved_records_and_unused_datasets_are_accepted(
                 "data_schedule": "0:one+two",
             },
             {"dataset": f"one={{r}}/{FIRST} two={{r}}/{SECOND},{{r}}/{THIRD}"},
-            "from step 0: the same shards, but in other datasets, so their "
-            "records alternate differently",
+            SAME_SHARDS,
         ),
     ],
     ids=range(8),
