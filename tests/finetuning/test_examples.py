@@ -147,6 +147,14 @@ def test_race_is_read_by_level(tmp_path):
         *("high-1", "Ann saw\na dog.", "Who saw it?"),
         *(("Ann", "Bo", "I", "he"), 2),
     )
+    # `score` reads the directory of a split, or that of a level.
+    for task, path, expected in (
+        ("race", "RACE/dev", both),
+        ("race_high", "RACE/dev", high),
+        ("race_high", "RACE/dev/high", high),
+    ):
+        found = read_file(task, str(tmp_path / path), "dev")
+        assert found.examples == expected
     with pytest.raises(UserError, match=r"RACE/train/middle must have files"):
         read(tmp_path / "RACE", "race", "train")
 

@@ -22,6 +22,7 @@ from albert_tf import predict
 from albert_tf.config import PredictConfig, ServingClientConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.client import connect, main
+from albert_tf.serving.predict import decode
 from tests.helpers.exports import answer_as_served, filled_lines
 
 TEXTS = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
@@ -70,9 +71,23 @@ def serve_grpc(model):
 
 
 @contextlib.contextmanager
-def serve_http(handler):
-    """A web server; yields its URL."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serve_http(respond):
+    """A web server of a function: path and body -> status and JSON."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            size = int(self.headers.get("Content-Length", 0))
+            status, body = respond(self.path, self.rfile.read(size))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -84,48 +99,26 @@ def serve_http(handler):
 def serve_rest(model):
     """The methods predict and metadata of the REST API."""
 
-    def listed(values):
-        if isinstance(values, list):
-            return [listed(value) for value in values]
-        return values.decode() if isinstance(values, bytes) else values
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path != "/v1/models/albert/metadata":
-                self.reply(404, {"error": f"Malformed request: {self.path}"})
-                return
+    def respond(path, body):
+        if path == "/v1/models/albert/metadata":
             # As printed in the documentation of the REST API.
             signatures = {"signature_def": {k: {} for k in model.signatures}}
-            self.reply(200, {"metadata": {"signature_def": signatures}})
+            return 200, {"metadata": {"signature_def": signatures}}
+        if path != "/v1/models/albert:predict":
+            return 404, {"error": f"Malformed request: {path}"}
+        request = json.loads(body)
+        try:
+            answer = answer_as_served(
+                model, request["signature_name"], request["inputs"]
+            )
+        except KeyError as error:
+            return 400, {"error": error.args[0]}
+        outputs = {k: decode(v.tolist()) for k, v in answer.items()}
+        if len(outputs) == 1:  # as documented: "we omit the name"
+            (outputs,) = outputs.values()
+        return 200, {"outputs": outputs}
 
-        def do_POST(self):
-            size = int(self.headers["Content-Length"])
-            request = json.loads(self.rfile.read(size))
-            if self.path != "/v1/models/albert:predict":
-                self.reply(404, {"error": f"Malformed request: {self.path}"})
-                return
-            try:
-                answer = answer_as_served(
-                    model, request["signature_name"], request["inputs"]
-                )
-            except KeyError as error:
-                self.reply(400, {"error": error.args[0]})
-                return
-            outputs = {k: listed(v.tolist()) for k, v in answer.items()}
-            if len(outputs) == 1:  # as documented: "we omit the name"
-                (outputs,) = outputs.values()
-            self.reply(200, {"outputs": outputs})
-
-        def reply(self, status, body):
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, *_):
-            pass
-
-    return serve_http(Handler)
+    return serve_http(respond)
 
 
 SERVE = {"grpc": serve_grpc, "rest": serve_rest}
@@ -186,22 +179,12 @@ def test_a_refusal_carries_the_message_of_the_server(server):
         connect(server, model).predict("ask", {"text": ["a"]})
 
 
-class SomethingElse(http.server.BaseHTTPRequestHandler):
-    """A web server that serves no model."""
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<html>Welcome</html>")
-
-    def log_message(self, *_):
-        pass
-
-
 def test_a_server_that_does_not_answer_is_named(served):
     """A closed port, the gRPC port, a web server, a URL without a number."""
-    with serve_http(SomethingElse) as web_server, serve_grpc(served) as server:
+    with (
+        serve_http(lambda *_: (200, "Welcome")) as web_server,
+        serve_grpc(served) as server,
+    ):
         for url in (
             "grpc://127.0.0.1:1",
             "http://127.0.0.1:1",

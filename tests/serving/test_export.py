@@ -18,7 +18,7 @@ from albert_tf.errors import UserError
 from albert_tf.interop.formats import make_model
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
-from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer, join, truncate
 from albert_tf.runs import trained_model
 from albert_tf.runs.directory import load_config, write_config
 from albert_tf.serving.export import (
@@ -36,43 +36,19 @@ from tests.helpers.exports import (
 from tests.helpers.tiny_albert import VOCABULARY
 
 
-def make_batch(examples, length, padding=0):
+def make_batch(examples, length):
     rng = np.random.default_rng(length)
-    real = rng.integers(5, MODEL.vocab_size, (examples, length))
+    ids = rng.integers(5, MODEL.vocab_size, (examples, length))
     return {
-        "input_ids": np.pad(real, [(0, 0), (0, padding)]),
-        "input_mask": np.pad(np.ones_like(real), [(0, 0), (0, padding)]),
-        "segment_ids": np.pad(real % 2, [(0, 0), (0, padding)]),
+        "input_ids": ids,
+        "input_mask": np.ones_like(ids),
+        "segment_ids": ids % 2,
         "masked_lm_positions": rng.integers(0, length, (examples, 2)),
     }
 
 
 def as_int32(batch):
     return {name: tf.constant(v, tf.int32) for name, v in batch.items()}
-
-
-def pack_by_hand(encode, text, text_pair=None, length=17):
-    """A batch of one, padded to `length`."""
-    ids = [CLS_ID, *encode(text), SEP_ID]
-    segment_ids = [0] * len(ids)
-    if text_pair is not None:
-        ids += [*encode(text_pair), SEP_ID]
-        segment_ids += [1] * (len(ids) - len(segment_ids))
-    padding = [0] * (length - len(ids))
-    masks = [i for i, piece_id in enumerate(ids) if piece_id == MASK_ID]
-    return as_int32(
-        {
-            "input_ids": [ids + padding],
-            "input_mask": [[1] * len(ids) + padding],
-            "segment_ids": [segment_ids + padding],
-            "masked_lm_positions": [masks],
-        }
-    )
-
-
-def all_outputs(pretrainer, batch):
-    """Outputs at the masks, and at every position."""
-    return pretrainer.encode(batch) | pretrainer(batch)
 
 
 def softmax(logits):
@@ -86,11 +62,6 @@ def call(model, name, batch):
     return function(**{k: v for k, v in as_int32(batch).items() if k in needed})
 
 
-TEXTS = ["The cat sat.", "", "it [MASK]"]
-PAIRS = ["a", "Paris.", "the"]
-MASKED = ["The [MASK] sat on[MASK].", "Rome is it", "[MASK]"]
-
-
 @pytest.fixture(scope="module")
 def trained(run_dir):
     """The model in memory, and its tokenizer."""
@@ -102,7 +73,8 @@ def trained(run_dir):
 def test_signatures_of_ids_equal_the_model_in_memory(served, trained):
     """All of them, from the newest checkpoint."""
     batch = make_batch(examples=3, length=11)
-    outputs = all_outputs(trained[0], as_int32(batch))
+    pretrainer, inputs = trained[0], as_int32(batch)
+    outputs = pretrainer.encode(inputs) | pretrainer(inputs)
     assert sorted(served.signatures) == [
         "encode",
         "encode_text",
@@ -134,59 +106,54 @@ def test_signatures_of_ids_equal_the_model_in_memory(served, trained):
     )
 
 
-@pytest.mark.parametrize("texts", [(TEXTS,), (TEXTS, PAIRS)])
-def test_signatures_of_text_equal_the_model_in_memory(served, trained, texts):
+@pytest.mark.parametrize("pairs", [None, ["a", "Paris.", "the"]])
+def test_signatures_of_text_answer_as_those_of_ids(served, trained, pairs):
     """Unlike in `fill_mask_text`, "[MASK]" is ordinary text. The length is
     that of the longest text."""
-    pretrainer, tokenizer = trained
-    suffix = ["_text", "_text_pair"][len(texts) - 1]
-    inputs = {
-        name: tf.constant(values)
-        for name, values in zip(["text", "text_pair"], texts, strict=False)
-    }
-    answer = dict(served.signatures[f"encode{suffix}"](**inputs))
-    if len(texts) > 1:
-        answer |= served.signatures[f"sentence_order{suffix}"](**inputs)
-    length = answer["input_ids"].shape[1]
-    assert answer["input_mask"].numpy().sum(1).max() == length
-    for row, pair in enumerate(zip(*texts, strict=True)):
-        batch = pack_by_hand(
-            lambda text: tokenizer.encode_batch([text]).ids.tolist(),
-            *pair,
-            length=length,
-        )
-        outputs = all_outputs(pretrainer, batch)
-        expected = outputs | batch
-        order = softmax(outputs["sentence_logits"][0])
-        expected["in_order"], expected["swapped"] = order[None].T
-        for name, values in answer.items():
-            np.testing.assert_allclose(
-                values[row], expected[name][0], atol=1e-5, err_msg=name
-            )
+    texts = ["The cat sat.", "", "it [MASK]"]
+    inputs = {"text": texts} | ({"text_pair": pairs} if pairs else {})
+    suffix = "_text_pair" if pairs else "_text"
+    answer = answer_as_served(served, f"encode{suffix}", inputs)
+    ids = [
+        [trained[1].encode_batch([text]).ids.tolist() for text in given]
+        for given in inputs.values()
+    ]
+    batch = join(*truncate(ids[0], ids[1] if pairs else None, 17), 17)._asdict()
+    length = batch["input_mask"].sum(1).max()
+    batch = {name: values[:, :length] for name, values in batch.items()}
+    expected = {**call(served, "encode", batch), **batch}
+    if pairs:
+        answer |= answer_as_served(served, f"sentence_order{suffix}", inputs)
+        expected |= call(served, "sentence_order", batch)
+    for name, values in answer.items():
+        np.testing.assert_allclose(values, expected[name], atol=1e-5)
 
 
-def test_fill_mask_text_equals_the_model_in_memory(served, trained):
+def test_fill_mask_text_answers_as_fill_mask(served, trained):
     """The most probable pieces; padding where a text has fewer masks."""
-    pretrainer, tokenizer = trained
-    answer = served.signatures["fill_mask_text"](text=tf.constant(MASKED))
-    assert answer["top_pieces"].shape == (3, 2, 4)
-    for row, count in enumerate([2, 0, 1]):
-        batch = pack_by_hand(tokenizer.encode_with_masks, MASKED[row])
-        probabilities = softmax(pretrainer(batch)["mlm_logits"][0])
-        assert len(probabilities) == count
-        for mask in range(count):
-            best = np.argsort(-probabilities[mask])[:4]
-            pieces = answer["top_pieces"][row, mask].numpy()
-            assert [piece.decode() for piece in pieces] == [
-                tokenizer.id_to_piece(i) for i in best
-            ]
-            np.testing.assert_allclose(
-                answer["top_probabilities"][row, mask],
-                probabilities[mask][best],
-                rtol=1e-4,
-            )
-        assert set(answer["top_pieces"][row, count:].numpy().flat) <= {b""}
-        assert not answer["top_probabilities"][row, count:].numpy().any()
+    tokenizer = trained[1]
+    texts = ["The [MASK] sat on[MASK].", "Rome is it", "[MASK]"]
+    answer = answer_as_served(served, "fill_mask_text", {"text": texts})
+    pieces, probabilities = answer["top_pieces"], answer["top_probabilities"]
+    assert pieces.shape == probabilities.shape == (3, 2, 4)
+    for row, text in enumerate(texts):
+        ids = np.array([[CLS_ID, *tokenizer.encode_with_masks(text), SEP_ID]])
+        positions = np.flatnonzero(ids == MASK_ID)
+        count = len(positions)
+        assert set(pieces[row, count:].flat) <= {b""}
+        assert not probabilities[row, count:].any()
+        batch = {"input_ids": ids, "input_mask": np.ones_like(ids)}
+        batch |= {"segment_ids": 0 * ids, "masked_lm_positions": [positions]}
+        filled = call(served, "fill_mask", batch)
+        np.testing.assert_allclose(
+            np.log(probabilities[row, :count]),
+            filled["top_log_probabilities"][0],
+            atol=1e-4,
+        )
+        assert [piece.decode() for piece in pieces[row, :count].flat] == [
+            tokenizer.id_to_piece(int(i))
+            for i in filled["top_ids"].numpy().flat
+        ]
 
 
 def test_long_texts_are_cut_and_lost_masks_have_no_answer(served):
