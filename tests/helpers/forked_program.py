@@ -125,22 +125,6 @@ class ForkedCode(_Forked):
         self.stderr.close()
 
 
-def start_interpreter(
-    module: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    log_file: pathlib.Path,
-) -> subprocess.Popen:
-    """Starts the module by `python -m`; arguments as of `ForkedProgram`."""
-    # A file, since nobody reads from a pipe.
-    with open(log_file, "a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=environment,
-            stderr=log,
-        )
-
-
 def _run_module(
     module: str,
     arguments: list[str],

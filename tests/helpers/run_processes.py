@@ -17,7 +17,7 @@ from albert_tf.runs.checkpoint_files import list_checkpoints, read_values
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_run
-from tests.helpers.forked_program import ForkedProgram, start_interpreter
+from tests.helpers.forked_program import ForkedProgram
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 600
@@ -31,8 +31,6 @@ class RunProcesses:
         directory: Where the common log of the processes is.
         workers: Processes that find each other by TF_CONFIG.
         options: More flags.
-        forked: Whether each process is forked from one that has imported
-            TensorFlow, instead of started by `python -m`.
         command: The module to run, and arguments before the flags.
         environments: Further environment variables, for each worker.
     """
@@ -43,7 +41,6 @@ class RunProcesses:
         directory: pathlib.Path,
         workers: int = 1,
         options: tuple[str, ...] = (),
-        forked: bool = True,
         command: tuple[str, ...] = ("albert_tf.run_pretraining",),
         environments: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
@@ -53,10 +50,7 @@ class RunProcesses:
             *tiny_run.as_flags(config, directory / "model.json"),
             *options,
         ]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-        }
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         environment.pop("TF_CONFIG", None)
         ports = free_ports(workers)
         cluster = {"worker": [f"localhost:{port}" for port in ports]}
@@ -67,12 +61,12 @@ class RunProcesses:
                 environment["TF_CONFIG"] = json.dumps(
                     {"cluster": cluster, "task": task}
                 )
-            start = ForkedProgram if forked else start_interpreter
+            more = environments[index] if environments else {}
             self.processes.append(
-                start(
+                ForkedProgram(
                     command[0],
                     [*command[1:], *flags],
-                    {**environment, **(environments or [{}] * workers)[index]},
+                    {**environment, **more},
                     self.log_file,
                 )
             )
@@ -107,21 +101,24 @@ class RunProcesses:
 
     def wait_for_step(self, step: int) -> None:
         """Returns when the run has logged a step."""
-
-        def is_there() -> bool:
-            lines = read_metrics(self.run_dir)
-            return bool(lines) and lines[-1]["step"] >= step
-
-        self._wait_until(is_there, f"step {step}")
+        self._wait_until(
+            lambda: any(
+                line["step"] >= step for line in read_metrics(self.run_dir)
+            ),
+            f"step {step}",
+        )
 
     def wait_for_checkpoint(self, step: int) -> None:
         """Returns when the run has saved a checkpoint of a step."""
-
-        def is_there() -> bool:
-            found = list_checkpoints(f"{self.run_dir}/checkpoints")
-            return any(checkpoint.step == step for checkpoint in found)
-
-        self._wait_until(is_there, f"checkpoint of step {step}")
+        self._wait_until(
+            lambda: any(
+                checkpoint.step == step
+                for checkpoint in list_checkpoints(
+                    f"{self.run_dir}/checkpoints"
+                )
+            ),
+            f"checkpoint of step {step}",
+        )
 
     def _wait_until(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
