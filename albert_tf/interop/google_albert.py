@@ -38,8 +38,8 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.interop.weight_names import (
     ModelWeights,
     check_arrays,
+    has_sentence_head,
     list_weights,
-    weights_in_file,
 )
 from albert_tf.io.files import exists, open_existing
 from albert_tf.runs.checkpoint_files import READING_ERRORS
@@ -117,14 +117,12 @@ def _read_variables(
     }
     stored = {names.get(name, name): name for name in sorted(shapes)}
     step = stored.pop(_STEP_NAME, "")
-    objective, weights = weights_in_file(config, stored)
-    suffixes = [""]
-    if any(path.endswith(("/m", "/v")) for path in stored):
-        suffixes = list(_SUFFIXES.values())
+    objective = "sop" if has_sentence_head(stored) else "none"
+    has_slots = any(path.endswith(("/m", "/v")) for path in stored)
     wanted = {
         weight.path + suffix: weight.shape
-        for weight in weights
-        for suffix in suffixes
+        for weight in list_weights(config, objective)
+        for suffix in (_SUFFIXES.values() if has_slots else ("",))
     }
     # Before they are read: TensorFlow allocates whatever the index says.
     found = {

@@ -56,8 +56,8 @@ from albert_tf.interop.weight_names import (
     MODEL_NAME,
     ModelWeights,
     Weight,
+    has_sentence_head,
     list_weights,
-    weights_in_file,
 )
 from albert_tf.io.files import (
     exists,
@@ -80,7 +80,11 @@ INDEX_FILE = "model.safetensors.index.json"
 _PREFIX = "albert."
 _POOLER = "albert.pooler."
 _HEADS = ("predictions.", "sop_classifier.")
-_MASKED_LM_HEAD = f"{MODEL_NAME}/masked_lm/"
+_FILLINGS = {
+    "masked_lm/": "masked-LM head: it is initialized as in a new run",
+    "sentence/": "sentence head: it is filled with zeros, which give both "
+    "classes the same probability",
+}
 
 # transformers always projects the embeddings to the hidden size. This project
 # does so only where embedding_size differs from hidden_size.
@@ -131,31 +135,24 @@ def read(directory: str) -> ModelWeights:
     if config.embedding_size == config.hidden_size:
         _remove_projection(tensors, directory)
     arrays = _by_path(tensors, list_weights(config, head=head), directory)
-    if head is not None:
+    if head is not None or not has_sentence_head(arrays):
         objective = "none"
-    else:
-        found, _ = weights_in_file(config, arrays)
-        objective = objective if found != "none" else "none"
-        if not any(path.startswith(_MASKED_LM_HEAD) for path in arrays):
-            logging.warning(
-                "%s has no masked-LM head: it is initialized as in a new run",
-                directory,
-            )
-            arrays |= _new_masked_lm_head(config)
+    if head is None:
+        _fill_heads(arrays, list_weights(config, objective), config, directory)
     vocabulary = posixpath.join(directory, TOKENIZER_FILE)
-    is_known = exists(vocabulary)
-    cased = is_known and is_cased(directory, vocabulary)
+    vocabulary = vocabulary if exists(vocabulary) else ""
+    cased = bool(vocabulary) and is_cased(directory, vocabulary)
     if cased:
         logging.warning(
             "the vocabulary of %s keeps upper case: records for pretraining "
             "this model further need --nodo_lower_case",
             directory,
         )
-    return ModelWeights.of_arrays(
+    return ModelWeights(
         config,
         objective,
         arrays,
-        vocabulary=vocabulary if is_known else "",
+        vocabulary=vocabulary,
         source=directory,
         head=head,
         settings=settings,
@@ -237,21 +234,27 @@ def _by_path(
     return arrays
 
 
-def _new_masked_lm_head(config: ModelConfig) -> dict[str, np.ndarray]:
-    """Initial values: as `layers.initializer`, gamma is 1, biases are 0."""
+def _fill_heads(
+    arrays: dict[str, np.ndarray],
+    weights: Sequence[Weight],
+    config: ModelConfig,
+    directory: str,
+) -> None:
+    """Gives missing pretraining heads initial values: see `read`."""
     generator = np.random.default_rng(0)
-    head = {}
-    for weight in list_weights(config):
-        if not weight.path.startswith(_MASKED_LM_HEAD):
+    for name, filling in _FILLINGS.items():
+        head = [w for w in weights if w.path.startswith(f"{MODEL_NAME}/{name}")]
+        if not head or any(weight.path in arrays for weight in head):
             continue
-        values = np.full(weight.shape, weight.path.endswith("gamma"), float)
-        if weight.transposed:
-            values = generator.normal(size=weight.shape)
-            while (far := np.abs(values) > 2).any():
-                values[far] = generator.normal(size=far.sum())
-            values *= config.initializer_range
-        head[weight.path] = values.astype(np.float32)
-    return head
+        logging.warning("%s has no %s", directory, filling)
+        for weight in head:
+            values = np.full(weight.shape, weight.path.endswith("gamma"), float)
+            if weight.transposed:  # a kernel: truncated at two deviations
+                values = generator.normal(size=weight.shape)
+                while (far := np.abs(values) > 2).any():
+                    values[far] = generator.normal(size=far.sum())
+                values *= config.initializer_range
+            arrays[weight.path] = values.astype(np.float32)
 
 
 def _remove_projection(tensors: dict[str, np.ndarray], directory: str) -> None:
@@ -306,18 +309,13 @@ def write(
             values={w.path: weights.values[w.path] for w in kept},
             slots={},
         )
-    files: dict[str, bytes] = {}
+    files = {CONFIG_FILE: format_config(weights)}
     if weights.vocabulary:
-        files = tokenizer_files(
+        files |= tokenizer_files(
             Tokenizer(weights.vocabulary, weights.do_lower_case),
             weights.vocabulary,
             config.max_position_embeddings,
         )
-    else:
-        logging.warning(
-            "the vocabulary is unknown, so %s has no tokenizer", directory
-        )
-    files[CONFIG_FILE] = format_config(weights)
     tensors = {
         w.hugging_face: np.ascontiguousarray(
             weights.values[w.path].T if w.transposed else weights.values[w.path]

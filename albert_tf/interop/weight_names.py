@@ -1,30 +1,22 @@
 """The weights of a model, and their names in each project.
 
-`_LAYERS` is the table. It depends on the architecture alone, so TensorFlow is
-not imported.
-
-Reference:
-    The graph of google-research/albert (modeling.py) and `AlbertForPreTraining`
-    of Hugging Face transformers. The tests compare the table with models of
-    all three projects.
+The tests compare the table `_LAYERS` with models of all three projects:
+albert_tf, google-research/albert (modeling.py), and Hugging Face transformers.
 """
 
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from absl import logging
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError, name_faults
 
 MODEL_NAME = "albert"  # the first part of every path
 MOMENTS = ("m", "v")  # the optimizers' names of their slots
-_SENTENCE_HEAD = f"{MODEL_NAME}/sentence/"
-_POOLER = f"{MODEL_NAME}/pooler/"
 
 
 class Weight(NamedTuple):
@@ -202,23 +194,10 @@ def _variables_of(
         )
 
 
-def weights_in_file(
-    config: ModelConfig, paths: Collection[str]
-) -> tuple[str, list[Weight]]:
-    """The sentence objective and the variables of a pretrained model's file.
-
-    The objective is "sop" or, without pooler and sentence head, "none". A file
-    with a pooler may lack the head, as an `AlbertModel` of Hugging Face does.
-    """
-    has_head, has_pooler = (
-        any(path.startswith(part) for path in paths)
-        for part in (_SENTENCE_HEAD, _POOLER)
-    )
-    objective = "sop" if has_head or has_pooler else "none"
-    weights = list_weights(config, objective)
-    if not has_head:
-        weights = [w for w in weights if not w.path.startswith(_SENTENCE_HEAD)]
-    return objective, weights
+def has_sentence_head(paths: Iterable[str]) -> bool:
+    """Whether a pretrained model with these variables has an objective."""
+    parts = (f"{MODEL_NAME}/sentence/", f"{MODEL_NAME}/pooler/")
+    return any(path.startswith(parts) for path in paths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +243,7 @@ class ModelWeights:
                 for moment in MOMENTS
             }
         arrays = {**self.values, **self.slots}
-        found = {
-            path: (value.shape, str(value.dtype))
-            for path, value in arrays.items()
-        }
+        found = {n: (v.shape, str(v.dtype)) for n, v in arrays.items()}
         check_arrays(shapes, found, self.source or "the model")
 
     @classmethod
@@ -278,27 +254,10 @@ class ModelWeights:
         arrays: Mapping[str, np.ndarray],
         **more: Any,
     ) -> Self:
-        """The model of values and slots that a file holds.
-
-        A missing sentence head is filled with zeros, and a warning is logged.
-        `more`: other attributes.
-        """
+        """The model of values and slots in a file; `more`: other attributes."""
         suffixes = tuple(f"/{moment}" for moment in MOMENTS)
         values = {n: v for n, v in arrays.items() if not n.endswith(suffixes)}
         slots = {n: v for n, v in arrays.items() if n not in values}
-        has_head = any(name.startswith(_SENTENCE_HEAD) for name in arrays)
-        if objective != "none" and not has_head:
-            logging.warning(
-                "%s has no sentence head: it is filled with zeros, which give "
-                "both classes the same probability",
-                more["source"],
-            )
-            for weight in list_weights(config):
-                if weight.path.startswith(_SENTENCE_HEAD):
-                    zeros = np.zeros(weight.shape, np.float32)
-                    values[weight.path] = zeros
-                    for suffix in suffixes if slots else ():
-                        slots[weight.path + suffix] = zeros
         return cls(config, objective, values, slots, **more)
 
     def list_weights(self) -> list[Weight]:
@@ -311,13 +270,11 @@ class ModelWeights:
         return sum(value.size for value in self.values.values())
 
     def regrouped(self) -> Self:
-        """Returns the same model with `parameter_sharing="all"`.
+        """The same model with `parameter_sharing="all"`, as others need it.
 
-        Other projects support only groups of layers that share all weights.
-        If layers share only the attention, only the feed-forward layer, or
-        nothing, each layer becomes a group with its own copy of the shared
-        weights. The outputs stay the same, but the copies diverge if the
-        model is trained further. The result has no moments.
+        Each layer becomes a group with its own copy of the shared weights. The
+        outputs stay the same, but the copies diverge if the model is trained
+        further. The result has no moments.
         """
         if self.config.parameter_sharing == "all":
             return self
@@ -348,10 +305,7 @@ def check_arrays(
 ) -> None:
     """Refuses arrays that are missing, unknown, or of another form.
 
-    Args:
-        shapes: The shape of each array that must exist.
-        found: Shape and dtype of each array that exists.
-        source: Path that they were read from.
+    `found`: shape and dtype by name; `source`: where they were read.
     """
     faults = [f"{name} is missing" for name in shapes if name not in found]
     faults += [f"{name} is unknown" for name in found if name not in shapes]

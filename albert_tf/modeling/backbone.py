@@ -51,12 +51,6 @@ class Encoder(keras.layers.Layer):
     Attributes:
         blocks: The (attention, feed-forward) pairs in the order of their
             application. A shared sublayer occurs once per application.
-
-    Example:
-        >>> encoder = Encoder(ModelConfig(num_hidden_layers=3))
-        >>> (first, _), (second, _), (third, _) = encoder.blocks
-        >>> first is second is third
-        True
     """
 
     def __init__(
@@ -75,8 +69,8 @@ class Encoder(keras.layers.Layer):
                 config.embedding_size,
                 config.hidden_size,
                 initializer(config),
-                self.dtype_policy,
-                name="embedding_hidden_mapping_in",
+                dtype,
+                "embedding_hidden_mapping_in",
             )
 
         made: dict[str, keras.layers.Layer] = {}

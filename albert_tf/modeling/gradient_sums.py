@@ -38,21 +38,6 @@ class GradientSums:
             zeros.
         joins_reads: Whether there are chains. They work only in programs that
             XLA compiles, and not with `remat`.
-
-    Example:
-        >>> from albert_tf.modeling.target import ProgramTarget
-        >>> variable = keras.Variable([[3.0]])
-        >>> so_far = [tf.constant([[5.0]])]
-        >>> @tf.function(jit_compile=True)
-        ... def gradients():
-        ...     sums = GradientSums([variable], so_far, joins_reads=True)
-        ...     target = ProgramTarget(gradient_sums=sums)
-        ...     with tf.GradientTape() as tape:
-        ...         loss = 2 * target.read(variable, "float32")
-        ...         loss += 4 * target.read(variable, "float32")
-        ...     return sums.complete(tape.gradient(loss, [variable.value]))
-        >>> [gradient.numpy().tolist() for gradient in gradients()]
-        [[[11.0]]]
     """
 
     def __init__(

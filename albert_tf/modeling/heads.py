@@ -32,22 +32,14 @@ class Pooler(Projection):
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.
     """
 
-    def __init__(self, config: ModelConfig, name: str = "pooler") -> None:
+    def __init__(self, config: ModelConfig) -> None:
         size = config.hidden_size
-        super().__init__(size, size, None, dtype="float32", name=name)
+        super().__init__(size, size, None, name="pooler")
 
     def call(  # type: ignore[override]
         self, first_tokens: tf.Tensor
     ) -> tf.Tensor:
-        """Pools the encoder's outputs at `[CLS]`.
-
-        Args:
-            first_tokens: Float, `(batch, H)`, or `(batch, examples, H)` for
-                packed rows.
-
-        Returns:
-            float32, with the shape of `first_tokens`.
-        """
+        """`(batch, H)`, or `(batch, examples, H)` for packed rows."""
         if first_tokens.shape.rank == 3:
             examples, width = first_tokens.shape[1:]
             flat = tf.reshape(first_tokens, [-1, width])
@@ -77,11 +69,10 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         self.layer_norm = LayerNorm(config.embedding_size)
 
     def build(self) -> None:
-        config = self.config
         self.transform.build()
         self.layer_norm.build()
         self.output_bias = self.add_weight(
-            name="output_bias", shape=(config.vocab_size,), initializer="zeros"
+            (self.config.vocab_size,), "zeros", name="output_bias"
         )
 
     def call(
@@ -122,22 +113,17 @@ class SentenceHead(keras.layers.Layer):
         "Inter-sentence coherence loss".
     """
 
-    NUM_CLASSES = 2
-
-    def __init__(self, config: ModelConfig, name: str = "sentence") -> None:
-        super().__init__(name=name, dtype="float32")
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(name="sentence", dtype="float32")
         self.config = config
 
     def build(self) -> None:
-        config = self.config
         self.output_weights = self.add_weight(
+            (2, self.config.hidden_size),
+            initializer(self.config),
             name="output_weights",
-            shape=(self.NUM_CLASSES, config.hidden_size),
-            initializer=initializer(config),
         )
-        self.output_bias = self.add_weight(
-            name="output_bias", shape=(self.NUM_CLASSES,), initializer="zeros"
-        )
+        self.output_bias = self.add_weight((2,), "zeros", name="output_bias")
 
     def call(self, pooled_output: tf.Tensor) -> tf.Tensor:
         """float32 logits, `(batch, 2)` or `(batch, examples, 2)`."""
@@ -209,14 +195,9 @@ class SpanHead(Projection):
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 4.2.
     """
 
-    def __init__(self, config: ModelConfig, name: str = "span") -> None:
-        super().__init__(
-            config.hidden_size,
-            2,
-            initializer(config),
-            dtype="float32",
-            name=name,
-        )
+    def __init__(self, config: ModelConfig) -> None:
+        size, draw = config.hidden_size, initializer(config)
+        super().__init__(size, 2, draw, name="span")
 
     def call(  # type: ignore[override]
         self, sequence_output: tf.Tensor
@@ -272,9 +253,7 @@ class BeamSpanHead(keras.layers.Layer):
         ):
             part.build()
         self.null_weights = self.add_weight(
-            name="null_weights",
-            shape=(self.hidden_size, 1),
-            initializer=self.null_initializer,
+            (self.hidden_size, 1), self.null_initializer, name="null_weights"
         )
 
     def call(

@@ -159,14 +159,11 @@ class Projection(keras.layers.Layer):
         self.kernel_initializer = kernel_initializer
 
     def build(self) -> None:
+        shape = (self.input_width, self.width)
         self.kernel = self.add_weight(
-            name="kernel",
-            shape=(self.input_width, self.width),
-            initializer=self.kernel_initializer,
+            shape, self.kernel_initializer, name="kernel"
         )
-        self.bias = self.add_weight(
-            name="bias", shape=(self.width,), initializer="zeros"
-        )
+        self.bias = self.add_weight((self.width,), "zeros", name="bias")
 
     def call(
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
@@ -186,12 +183,8 @@ class _Norm(keras.layers.Layer):
         self.width = width
 
     def build(self) -> None:
-        self.gamma = self.add_weight(
-            name="gamma", shape=(self.width,), initializer="ones"
-        )
-        self.beta = self.add_weight(
-            name="beta", shape=(self.width,), initializer="zeros"
-        )
+        self.gamma = self.add_weight((self.width,), "ones", name="gamma")
+        self.beta = self.add_weight((self.width,), "zeros", name="beta")
 
 
 class LayerNorm(_Norm):
@@ -245,11 +238,8 @@ class Embeddings(keras.layers.Layer):
         config = self.config
 
         def add_table(name: str, rows: int) -> keras.Variable:
-            return self.add_weight(
-                name=name,
-                shape=(rows, config.embedding_size),
-                initializer=initializer(config),
-            )
+            shape = (rows, config.embedding_size)
+            return self.add_weight(shape, initializer(config), name=name)
 
         self.word_embeddings = add_table("word_embeddings", config.vocab_size)
         self.token_type_embeddings = add_table(
@@ -301,19 +291,12 @@ class FeedForward(keras.layers.Layer):
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
+        width, inner = config.hidden_size, config.intermediate_size
         self.intermediate = Projection(
-            config.hidden_size,
-            config.intermediate_size,
-            initializer(config),
-            self.dtype_policy,
-            name="intermediate",
+            width, inner, initializer(config), dtype, "intermediate"
         )
         self.output_projection = Projection(
-            config.intermediate_size,
-            config.hidden_size,
-            initializer(config),
-            self.dtype_policy,
-            name="output",
+            inner, width, initializer(config), dtype, "output"
         )
         self.layer_norm = AddAndNorm(config.hidden_size)
 
@@ -330,11 +313,8 @@ class FeedForward(keras.layers.Layer):
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
         """Compute dtype, `(batch, length, H)`, to the same."""
-        intermediate = activate(
-            self.config.hidden_act,
-            target,
-            *self.intermediate(hidden, target=target),
-        )
+        product, bias = self.intermediate(hidden, target=target)
+        intermediate = activate(self.config.hidden_act, target, product, bias)
         return self.layer_norm(
             hidden,
             *self.output_projection(intermediate, target=target),

@@ -59,11 +59,7 @@ class AlbertPretrainer(keras.layers.Layer):
         self.sentence_objective = sentence_objective
         self.has_sentence_head = sentence_objective != "none"
         backbone = AlbertBackbone(
-            config,
-            dtype=dtype,
-            remat=remat,
-            has_pooler=self.has_sentence_head,
-            name=name,
+            config, dtype, remat, has_pooler=self.has_sentence_head, name=name
         )
         # Keras lists variables in the order in which layers are assigned.
         # The rounding of sums over all variables depends on this order.
@@ -171,23 +167,6 @@ class AlbertForTask(keras.layers.Layer):
 
     Args:
         dropout_rate: Dropout rate of the head, in training.
-
-    Example:
-        >>> config = ModelConfig(
-        ...     vocab_size=11, embedding_size=4, hidden_size=6,
-        ...     num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
-        ... )
-        >>> head = TaskHeadConfig("multiple_choice", num_choices=3)
-        >>> model = AlbertForTask(config, head)
-        >>> model.build()
-        >>> ids = tf.constant([[2, 5, 6, 3] * 3])  # an example of three choices
-        >>> outputs = model({
-        ...     "input_ids": ids,
-        ...     "input_mask": tf.ones_like(ids),
-        ...     "segment_ids": tf.zeros_like(ids),
-        ... })
-        >>> outputs["logits"].shape
-        TensorShape([1, 3])
     """
 
     def __init__(
@@ -203,17 +182,12 @@ class AlbertForTask(keras.layers.Layer):
         self.config = config
         self.head_config = head
         self.backbone = AlbertBackbone(
-            config,
-            dtype=dtype,
-            remat=remat,
-            has_pooler=head.has_pooler,
-            name=name,
+            config, dtype, remat, has_pooler=head.has_pooler, name=name
         )
         self.head: ClassificationHead | SpanHead | BeamSpanHead
         if head.has_pooler:
-            self.head = ClassificationHead(
-                config, head.num_outputs, dropout_rate
-            )
+            outputs = head.num_outputs
+            self.head = ClassificationHead(config, outputs, dropout_rate)
         elif head.is_beam:
             self.head = BeamSpanHead(config, dropout_rate)
         else:
@@ -268,10 +242,8 @@ class AlbertForTask(keras.layers.Layer):
                 logits = tf.reshape(logits, [-1, self.head_config.num_choices])
             return {"logits": logits}
         if isinstance(self.head, SpanHead):
-            start_logits, end_logits = tf.unstack(
-                self.head(outputs.sequence_output)
-            )
-            return {"start_logits": start_logits, "end_logits": end_logits}
+            starts, ends = tf.unstack(self.head(outputs.sequence_output))
+            return {"start_logits": starts, "end_logits": ends}
         starts = batch.get("start_position")
         return self.head(
             outputs.sequence_output,
