@@ -1,5 +1,6 @@
 """Settings of conversion, export, prediction, reports and sweeps."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -23,7 +24,7 @@ class ConvertConfig(Config):
         "Format to write. run: a run directory that can be evaluated, exported "
         "and used as --init_checkpoint. hugging_face: a Hugging Face folder. "
         "auto: hugging_face if --from is a run, and run otherwise.",
-        choices=("auto", "run", "hugging_face", "published"),
+        choices=("auto", "run", "hugging_face"),
     )
     checkpoint_step: int = setting(
         0,
@@ -62,17 +63,6 @@ class ConvertConfig(Config):
         "Face folder, also check that transformers and albert_tf compute the "
         "same outputs from it, which needs pip install -e '.[interop]'.",
     )
-
-    def check(self) -> None:
-        if self.to_format == "published":
-            raise UserError(
-                "to_format must be run or hugging_face: albert_tf reads "
-                "checkpoints of google-research/albert, but no longer writes "
-                "them",
-                received="published",
-                remedy="Set --to_format=hugging_face, the format for other "
-                "projects. Commits up to da30591 wrote both.",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +113,13 @@ class ExportConfig(Config):
     )
 
     def check(self) -> None:
-        try:
-            is_number = math.isfinite(float(self.null_threshold or 0))
-        except ValueError:
-            is_number = False
-        if not is_number:
-            raise UserError(
-                "null_threshold must be a finite number",
-                received=self.null_threshold,
-            )
+        with contextlib.suppress(ValueError):
+            if math.isfinite(float(self.null_threshold or 0)):
+                return
+        raise UserError(
+            "null_threshold must be a finite number",
+            received=self.null_threshold,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +159,13 @@ class TextsConfig(Config):
 
     def check(self) -> None:
         super().check()
-        for name in ("text", "text_pair", "question", "choice"):
-            _check_utf8(name, getattr(self, name))
+        for field in dataclasses.fields(TextsConfig):
+            for text in getattr(self, field.name):
+                # Python decodes bytes that are not UTF-8 to surrogates.
+                if text != text.encode(errors="replace").decode():
+                    raise UserError(
+                        f"{field.name} must be UTF-8", received=repr(text)
+                    )
         if len(self.text_pair) not in (0, 1, len(self.text)):
             raise UserError(
                 "text_pair must be given once, or once per text",
@@ -184,17 +177,6 @@ class TextsConfig(Config):
         if len(self.text_pair) == 1:
             return self.text_pair * len(self.text)
         return self.text_pair
-
-
-def _check_utf8(name: str, texts: tuple[str, ...]) -> None:
-    """Refuses bytes that are not UTF-8: surrogates in texts of Python."""
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError(
-                f"{name} must be UTF-8", received=repr(text)
-            ) from None
 
 
 @dataclasses.dataclass(frozen=True)

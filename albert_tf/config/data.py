@@ -23,6 +23,7 @@ class SequenceConfig(Config):
         "times max_seq_length, rounded up, is enough, e.g. 77 for 512 tokens "
         "and 15 %, or 154 for 30 %. With a smaller P, fewer are masked.",
         at_least=1,
+        below="max_seq_length",
     )
     packing: str = setting(
         "none",
@@ -39,14 +40,6 @@ class SequenceConfig(Config):
         at_least=2,
         below=65,
     )
-
-    def check(self) -> None:
-        if self.max_predictions_per_seq >= self.max_seq_length:
-            raise UserError(
-                "max_predictions_per_seq must be below max_seq_length",
-                received=f"{self.max_predictions_per_seq} and "
-                f"{self.max_seq_length}",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +125,7 @@ class DataConfig(MaskingConfig):
         "of a step, up to rounding, without dropout; with dropout, each "
         "micro-batch draws its own masks.",
         at_least=1,
+        divides="global_batch_size",
         affects="nothing",
     )
     eval_batch_size: int = setting(
@@ -161,9 +155,10 @@ class DataConfig(MaskingConfig):
         "of every batch, so that a host reads only the shards of its own part. "
         "Use a multiple of the number of hosts, e.g. 64 for 64 hosts. The "
         "order of the records depends on input_lanes, not on the number of "
-        "hosts. input_lanes must divide global_batch_size and the number of "
-        "shards of each directory or dataset.",
+        "hosts. It must divide the number of shards of each directory or "
+        "dataset.",
         at_least=1,
+        divides="global_batch_size",
     )
     dataset: tuple[str, ...] = setting(
         (),
@@ -193,18 +188,6 @@ class DataConfig(MaskingConfig):
             raise UserError(
                 "synthetic_input replaces input_file and data_schedule: only "
                 "one may be given"
-            )
-        if self.global_batch_size % self.input_lanes:
-            raise UserError(
-                "global_batch_size must be divisible by input_lanes",
-                received=f"{self.global_batch_size} and {self.input_lanes}",
-            )
-        if self.global_batch_size % self.gradient_accumulation_steps:
-            raise UserError(
-                "global_batch_size must be divisible by "
-                "gradient_accumulation_steps",
-                received=f"{self.global_batch_size} and "
-                f"{self.gradient_accumulation_steps}",
             )
 
     def evaluation_limits(self) -> dict[str, int]:

@@ -13,11 +13,15 @@ may resume with it. `affects` is
     "result"    the computed values, the default: a run resumes only with
                 --allow_config_change, and a build starts from the beginning
     "nothing"   only where, how fast or how safely the work is done
+
+A class can have another default: `class ModelConfig(Config, affects="model")`.
 """
 
 import dataclasses
 import json
 import math
+import operator
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
@@ -27,6 +31,14 @@ from albert_tf.errors import UserError
 ValueT = TypeVar("ValueT")
 
 AFFECTS = ("model", "result", "nothing")
+
+# Bound of a number -> what it must do, and whether it does.
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "at_least": ("be at least", operator.ge),
+    "at_most": ("be at most", operator.le),
+    "below": ("be below", operator.lt),
+    "divides": ("divide", lambda value, number: number % value == 0),
+}
 
 # What to use instead of a flag that earlier versions had. `Config.from_dict`
 # ignores settings of these names, since old runs have stored them.
@@ -61,10 +73,11 @@ def setting(
     *,
     choices: tuple[str, ...] = (),
     at_least: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
+    at_most: float | str | None = None,
+    below: float | str | None = None,
+    divides: str | None = None,
     repeated: bool = False,
-    affects: str = "result",
+    affects: str = "",
     has_flag: bool = True,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
@@ -74,15 +87,16 @@ def setting(
         help: What the value is, its form and unit, and an example.
         choices: The allowed values of an enumeration.
         at_least: The smallest allowed number.
-        at_most: The largest allowed number.
-        below: Exclusive upper bound.
+        at_most: The largest allowed number, or a setting above of this class.
+        below: Exclusive upper bound, or such a setting.
+        divides: Such a setting, whose value must be a multiple.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
-        affects: One of `AFFECTS`.
+        affects: One of `AFFECTS`; "" for that of the class.
         has_flag: False for a value that the command sets itself.
 
     Raises:
-        ValueError: If `affects` is not one of `AFFECTS`.
+        ValueError: If `affects` is unknown.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -94,7 +108,7 @@ def setting(
         Traceback (most recent call last):
         albert_tf.errors.UserError: batch_size must be at least 1. Received: 0.
     """
-    if affects not in AFFECTS:
+    if affects not in ("", *AFFECTS):
         raise ValueError(f"affects must be one of {AFFECTS}, not {affects!r}")
     return dataclasses.field(
         default=default,
@@ -104,6 +118,7 @@ def setting(
             "at_least": at_least,
             "at_most": at_most,
             "below": below,
+            "divides": divides,
             "repeated": repeated,
             "affects": affects,
             "has_flag": has_flag,
@@ -163,8 +178,17 @@ class Config:
         cls,
         without_flags: tuple[str, ...] = (),
         defaults: Mapping[str, Any] | None = None,
+        affects: str = "result",
     ) -> None:
-        """Changes flags and defaults of inherited settings, by name."""
+        """Changes flags and defaults of inherited settings, by name.
+
+        `affects` is that of the settings of the class which give none.
+        """
+        for field in vars(cls).values():
+            if isinstance(field, dataclasses.Field) and field.metadata:
+                rules = dict(field.metadata)
+                rules["affects"] = rules["affects"] or affects
+                field.metadata = types.MappingProxyType(rules)
         base, changed = cls.__mro__[1], defaults or {}
         names = dict.fromkeys((*without_flags, *changed))
         hints = typing.get_type_hints(base) if names else {}
@@ -183,8 +207,23 @@ class Config:
                 value = float(value)
                 object.__setattr__(self, field.name, value)
             _check_type(field.name, value, field_type)
-            _check_range(field.name, value, field.metadata)
+            _check_value(field.name, value, field.metadata)
+            self._check_limits(field.name, field.metadata)
         self.check()
+
+    def _check_limits(self, name: str, rules: Mapping[str, Any]) -> None:
+        """Checks a number against its bounds, numbers or other settings."""
+        value = getattr(self, name)
+        for rule, (wanted, holds) in _LIMITS.items():
+            limit = bound = rules.get(rule)
+            received = value
+            if isinstance(limit, str):
+                bound = getattr(self, limit)
+                received = f"{value} and {bound}"
+            if limit is not None and not holds(value, bound):
+                raise UserError(
+                    f"{name} must {wanted} {limit}", received=received
+                )
 
     def check(self) -> None:
         """Refuses impossible combinations of values; subclasses override it."""
@@ -336,19 +375,11 @@ def _check_type(name: str, value: Any, field_type: Any) -> None:
         raise UserError(f"{name} must be {wanted}", received=repr(value))
 
 
-def _check_range(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+def _check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
     choices = rules.get("choices")
     if choices and value not in choices:
         raise UserError(
             f"{name} must be one of {', '.join(choices)}", received=repr(value)
         )
-    at_least, at_most = rules.get("at_least"), rules.get("at_most")
-    below = rules.get("below")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} must be a finite number", received=value)
-    if at_least is not None and value < at_least:
-        raise UserError(f"{name} must be at least {at_least}", received=value)
-    if at_most is not None and value > at_most:
-        raise UserError(f"{name} must be at most {at_most}", received=value)
-    if below is not None and value >= below:
-        raise UserError(f"{name} must be below {below}", received=value)

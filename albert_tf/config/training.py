@@ -96,7 +96,7 @@ class OptimizerConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class DistributionConfig(Config):
+class DistributionConfig(Config, affects="nothing"):
     """Devices, number formats and compilation."""
 
     strategy: str = setting(
@@ -106,34 +106,31 @@ class DistributionConfig(Config):
         "otherwise mirrored if this machine has several GPUs or "
         "num_logical_cpus is above 1; otherwise one_device.",
         choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
-        affects="nothing",
     )
     tpu_name: str = setting(
         "local",
         "TPU to connect to: local for the TPU of this machine, a TPU VM that "
         "is not part of a larger slice; or grpc://HOST:8470,... for the "
         "servers of all hosts of a slice.",
-        affects="nothing",
     )
     num_logical_cpus: int = setting(
         1,
         "Number of logical devices that the CPU is split into, to try "
         "--strategy=mirrored on a machine without accelerators.",
         at_least=1,
-        affects="nothing",
     )
     precision: str = setting(
         "float32",
         "Keras dtype policy of the encoder. With mixed_bfloat16, variables, "
         "LayerNorm, softmax, logits and the optimizer's update stay float32.",
         choices=("float32", "mixed_bfloat16"),
+        affects="result",
     )
     remat: bool = setting(
         False,
         "Compute each block a second time in the backward pass instead of "
         "keeping its activations. This needs less memory and about a third "
         "more time; the gradients are the same.",
-        affects="nothing",
     )
     jit_compile: bool = setting(
         True,
@@ -141,13 +138,11 @@ class DistributionConfig(Config):
         "--nojit_compile runs their operations one by one, which should be "
         "slower. On TPUs, the step is always compiled; for CPUs, see "
         "--fuse_on_cpu.",
-        affects="nothing",
     )
     fuse_on_cpu: bool = setting(
         True,
         "On CPUs, let XLA compile the operations between matrix products. "
         "--nofuse_on_cpu runs them one by one, which is slower.",
-        affects="nothing",
     )
     recompute_logit_gradients: bool = setting(
         False,
@@ -155,14 +150,12 @@ class DistributionConfig(Config):
         "are read, instead of storing them. The results are the same except "
         "for rounding. By the TPU compiler's estimate, base takes 1 % fewer "
         "cycles with it on v5e.",
-        affects="nothing",
     )
     float32_score_gradients: bool = setting(
         False,
         "On TPUs, store the gradients of attention scores in float32 instead "
         "of bfloat16, with the same results. Use it where docs/tpu.md lists "
         "it for the recipe: the compiler estimates fewer cycles there.",
-        affects="nothing",
     )
     plain_formulas: bool = setting(
         False,
@@ -170,7 +163,6 @@ class DistributionConfig(Config):
         "albert_tf/modeling/kernels.py. This is slower and needs more memory; "
         "the results are the same except for rounding. Use it to find out "
         "whether a kernel is wrong.",
-        affects="nothing",
     )
     worker_timeout_s: int = setting(
         600,
@@ -178,7 +170,6 @@ class DistributionConfig(Config):
         "lost, and the job ends; also the longest time to connect to the "
         "servers of a TPU slice.",
         at_least=1,
-        affects="nothing",
     )
     hang_timeout_s: int = setting(
         1800,
@@ -190,7 +181,6 @@ class DistributionConfig(Config):
         "is less). A run that takes longer counts as hung: it logs the stack "
         "of each thread and exits with status 75. 0: no limit.",
         at_least=0,
-        affects="nothing",
     )
     peak_tflops: float = setting(
         0.0,
@@ -199,7 +189,6 @@ class DistributionConfig(Config):
         "the peak that training reaches (MFU). 0 uses the known peak of a TPU "
         "or GPU, and logs no MFU for other devices.",
         at_least=0,
-        affects="nothing",
     )
 
 
@@ -409,16 +398,14 @@ class TrainingConfig(Config):
                 "profile_steps must begin before num_train_steps",
                 received=f"{self.profile_steps} and {self.num_train_steps}",
             )
-        if self.checkpoint_step and self.mode != "eval":
-            raise UserError(
-                "checkpoint_step needs --mode=eval",
-                received=f"--mode={self.mode}",
-            )
-        if self.eval_sentence_objective != "same" and self.mode != "eval":
-            raise UserError(
-                "eval_sentence_objective needs --mode=eval",
-                received=f"--mode={self.mode}",
-            )
+        for name, unset in (
+            ("checkpoint_step", 0),
+            ("eval_sentence_objective", "same"),
+        ):
+            if getattr(self, name) != unset and self.mode != "eval":
+                raise UserError(
+                    f"{name} needs --mode=eval", received=f"--mode={self.mode}"
+                )
         if set(self.output_dir) & set("*?[]\\"):
             raise UserError(
                 "output_dir must not contain * ? [ ] or \\: TensorFlow reads "
@@ -509,24 +496,16 @@ class PretrainingConfig(Config):
                 received=f"{self.data.max_seq_length} and "
                 f"{self.model.max_position_embeddings}",
             )
-        if self.optimizer.num_warmup_steps > self.training.num_train_steps:
-            raise UserError(
-                "num_warmup_steps must be at most num_train_steps",
-                received=f"{self.optimizer.num_warmup_steps} and "
-                f"{self.training.num_train_steps}",
-            )
-        constant = self.training.num_train_steps - (
-            self.optimizer.num_warmup_steps + self.optimizer.num_decay_steps
+        warmup, decay, total = (
+            self.optimizer.num_warmup_steps,
+            self.optimizer.num_decay_steps,
+            self.training.num_train_steps,
         )
-        if self.optimizer.num_decay_steps and constant < 0:
+        if warmup + decay > total:
             raise UserError(
                 "num_warmup_steps + num_decay_steps must be at most "
                 "num_train_steps",
-                received=f"{self.optimizer.num_warmup_steps} + "
-                f"{self.optimizer.num_decay_steps} and "
-                f"{self.training.num_train_steps}",
-                remedy="Largest num_decay_steps: "
-                f"{constant + self.optimizer.num_decay_steps}.",
+                received=f"{warmup} + {decay} and {total}",
             )
         self.check_evaluation()
 

@@ -11,12 +11,10 @@ from albert_tf.config import (
     OptimizerConfig,
     PretrainingConfig,
     TrainingConfig,
-    find_setting,
 )
 from albert_tf.errors import UserError
 from data_prep.config import (
     RecordsConfig,
-    TokenizerConfig,
 )
 
 
@@ -32,8 +30,7 @@ def refusal(make, *arguments, **settings):
         (
             ModelConfig,
             {"hidden_size": 100, "num_attention_heads": 7},
-            "hidden_size must be divisible by num_attention_heads. "
-            "Received: 100 and 7.",
+            "num_attention_heads must divide hidden_size. Received: 7 and 100.",
         ),
         (
             TrainingConfig,
@@ -50,6 +47,11 @@ def refusal(make, *arguments, **settings):
             PretrainingConfig,
             {"training": TrainingConfig(eval_every_n_steps=10)},
             "eval_every_n_steps needs --eval_input_file",
+        ),
+        (
+            DataConfig,
+            {"global_batch_size": 10, "input_lanes": 4},
+            "input_lanes must divide global_batch_size. Received: 4 and 10.",
         ),
         (
             ModelConfig,
@@ -84,8 +86,8 @@ def refusal(make, *arguments, **settings):
                 "optimizer": OptimizerConfig(num_warmup_steps=50),
                 "training": TrainingConfig(num_train_steps=40),
             },
-            "num_warmup_steps must be at most num_train_steps. "
-            "Received: 50 and 40.",
+            "num_warmup_steps + num_decay_steps must be at most "
+            "num_train_steps. Received: 50 + 0 and 40.",
         ),
         (
             PretrainingConfig,
@@ -96,8 +98,7 @@ def refusal(make, *arguments, **settings):
                 "training": TrainingConfig(num_train_steps=40),
             },
             "num_warmup_steps + num_decay_steps must be at most "
-            "num_train_steps. Received: 20 + 21 and 40. Largest "
-            "num_decay_steps: 20.",
+            "num_train_steps. Received: 20 + 21 and 40.",
         ),
     ],
 )
@@ -133,11 +134,6 @@ def test_wrong_types_and_values_are_refused_by_name(settings, said):
 def test_an_integer_is_accepted_for_a_float():
     model = ModelConfig(hidden_dropout_prob=0)
     assert type(model.hidden_dropout_prob) is float
-
-
-def test_settings_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ModelConfig().hidden_size = 1
 
 
 @pytest.mark.parametrize(
@@ -178,32 +174,6 @@ def test_settings_survive_json():
     assert PretrainingConfig() != config
 
 
-def test_architecture_files_are_refused_by_name(tmp_path):
-    path = tmp_path / "albert.json"
-    load = ModelConfig.from_json_file
-    assert f"{path} must exist" in refusal(load, str(path))
-    path.write_text("{")
-    assert f"{path} must be JSON. Received: Expect" in refusal(load, str(path))
-    path.write_text("[1]")
-    assert f"{path} must hold a JSON object" in refusal(load, str(path))
-    path.write_text('{"hidden_size": 10, "num_attention_heads": 3}')
-    assert "Received: 10 and 3." in refusal(load, str(path))
-
-
-def test_an_empty_required_setting_is_named():
-    config = TokenizerConfig(input_file=("text",))
-    config.require("input_file")
-    said = refusal(config.require, "input_file", "model_prefix")
-    assert "--model_prefix is required" in said
-
-
-def test_find_setting_searches_nested_configs():
-    config = PretrainingConfig(data=DataConfig(global_batch_size=7))
-    assert find_setting(config, "global_batch_size") == 7
-    with pytest.raises(KeyError):
-        find_setting(config, "no_such_setting")
-
-
 def test_replace_changes_settings_in_nested_configs():
     config = PretrainingConfig()
     changed = config.replace(seed=7, ngram=1, model=ModelConfig(11))
@@ -217,8 +187,6 @@ def test_replace_changes_settings_in_nested_configs():
 
 def test_a_holdout_for_the_null_threshold_needs_a_task_with_null_answers():
     config = FinetuningConfig().replace(null_holdout_fraction=0.0)
-    for task in ("squad_v2", "question_answering"):
-        config.replace(task=task, null_holdout_fraction=0.05)
-    for task in ("squad_v1", "rte"):
-        with pytest.raises(UserError, match=f"0.05 and --task={task}"):
-            config.replace(task=task, null_holdout_fraction=0.05)
+    config.replace(task="squad_v2", null_holdout_fraction=0.05)
+    said = refusal(config.replace, task="rte", null_holdout_fraction=0.05)
+    assert "0.05 and --task=rte" in said

@@ -4,6 +4,8 @@ import importlib
 import pathlib
 import re
 
+from albert_tf.config import Config, ModelConfig, fields_with_types
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -27,4 +29,19 @@ def find_commands():
                     *(getattr(module, call[2]), getattr(module, call[1])),
                     module.__name__.removesuffix(".__main__"),
                 )
+    return found
+
+
+def settings_of(config_class):
+    """Name -> field and type of each setting with a flag of its own."""
+    found = {}
+    for field, field_type in fields_with_types(config_class):
+        if field_type is ModelConfig:
+            continue
+        if isinstance(field_type, type) and issubclass(field_type, Config):
+            nested = settings_of(field_type)
+            assert not nested.keys() & found.keys(), "declared twice"
+            found |= nested
+        elif field.metadata["has_flag"]:
+            found[field.name.removesuffix("_")] = field, field_type
     return found

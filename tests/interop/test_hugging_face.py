@@ -275,7 +275,12 @@ QA = "question_answering"
         ("", {"model_type": "bert"}, {}, 'model_type .* "albert".*: "bert"'),
         ("", {"tie_word_embeddings": False}, {}, "tie_word_embeddings"),
         ("", {"sentence_objective": "mlm"}, {}, '"none". Received: "mlm"'),
-        ("", {"hidden_size": 7}, {}, "divisible by num_attention_heads"),
+        (
+            "",
+            {"hidden_size": 7},
+            {},
+            "num_attention_heads must divide hidden_size",
+        ),
         ("", {"hidden_size": 8}, {}, r"shape \[6\], not \[8\]"),
         ("", {"hidden_size": "6"}, {}, "hidden_size"),
         ("", {}, {POOLER: None}, "albert/pooler/bias is missing"),

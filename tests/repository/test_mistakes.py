@@ -13,16 +13,12 @@ import pytest
 from absl import flags as absl_flags
 
 from albert_tf.config import (
-    Config,
-    ModelConfig,
-    fields_with_types,
-    flag_name,
     flags,
 )
 from albert_tf.errors import UserError
 from albert_tf.io import faults
 from tests.helpers import rights
-from tests.helpers.commands import find_commands
+from tests.helpers.commands import find_commands, settings_of
 
 COMMANDS = find_commands()
 
@@ -70,63 +66,38 @@ def message_of(command, *arguments):
     return message
 
 
-def settings_of(config_class):
-    """Field and type of each setting that has a flag."""
-    for field, field_type in fields_with_types(config_class):
-        if field_type is ModelConfig:
-            continue
-        if isinstance(field_type, type) and issubclass(field_type, Config):
-            yield from settings_of(field_type)
-        elif field.metadata["has_flag"]:
-            yield field, field_type
-
-
 def wrong_values(field, field_type):
     """Values that a setting must refuse."""
     if field.metadata["choices"]:
         return ["no_such_choice"]
-    if field_type is bool:
-        return ["maybe"]
-    if field_type is int:
-        at_least = field.metadata["at_least"]
-        low = [] if at_least is None else [at_least - 1]
-        return ["x", "1.5", "nan", "", "1e3", *low]
-    if field_type is float:
-        at_least = field.metadata["at_least"]
-        low = [] if at_least is None else [at_least - 1]
-        at_most = field.metadata["at_most"]
-        high = [] if at_most is None else [at_most + 1e-5]
-        return ["x", "nan", "-inf", *low, *high]
-    return []
-
-
-ROWS = [
-    (command, field.name, str(value))
-    for command, (config_class, *_) in COMMANDS.items()
-    for field, field_type in settings_of(config_class)
-    for value in wrong_values(field, field_type)
-]
+    wrong = {
+        bool: ["maybe"],
+        int: ["x", "1.5", "nan", "", "1e3"],
+        float: ["x", "nan", "-inf"],
+    }.get(field_type, [])
+    at_least, at_most = field.metadata["at_least"], field.metadata["at_most"]
+    low = [] if at_least is None else [at_least - 1]
+    return [*wrong, *low, *([] if at_most is None else [at_most + 1e-5])]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_values_are_refused_by_name(command):
-    rows = [row for row in ROWS if row[0] == command]
     config_class, *_ = COMMANDS[command]
-    model = f"--albert_config_file={BASE}"
-    for _, name, value in rows:
-        values = absl_flags.FlagValues()
-        flags.define(config_class, values)
-        given = [f"--{flag_name(name)}={value}"]
-        if "albert_config_file" in values:
-            given.append(model)
-        try:
-            values([command, *given])
-            flags.parse(config_class, values)
-        except (absl_flags.Error, UserError) as error:
-            assert flag_name(name) in str(error), (given, error)
-            assert "\n" not in str(error), (given, error)
-        else:
-            raise AssertionError(f"{given} is accepted")
+    for name, (field, field_type) in settings_of(config_class).items():
+        for value in wrong_values(field, field_type):
+            values = absl_flags.FlagValues()
+            flags.define(config_class, values)
+            given = [f"--{name}={value}"]
+            if "albert_config_file" in values:
+                given.append(f"--albert_config_file={BASE}")
+            try:
+                values([command, *given])
+                flags.parse(config_class, values)
+            except (absl_flags.Error, UserError) as error:
+                assert name in str(error), (given, error)
+                assert "\n" not in str(error), (given, error)
+            else:
+                raise AssertionError(f"{given} is accepted")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -288,14 +259,3 @@ def test_an_output_without_permission_is_named(command, arguments, tmp_path):
     assert "Change its permissions" in message
     assert not list(path.iterdir())
     path.chmod(0o700)
-
-
-def test_an_output_below_a_file_is_named(tmp_path, tiny_records):
-    (tmp_path / "file").touch()
-    message = message_of(
-        "build_tfrecords",
-        f"--input_file={tiny_records.parent / 'text.txt'}",
-        f"--spm_model_file={tiny_records.parent / 'spm.model'}",
-        f"--output_dir={tmp_path}/file/records",
-    )
-    assert f"{tmp_path}/file" in message
