@@ -24,14 +24,13 @@ Sweeps of the paper's tables are in configs/ablations:
       --flagfile=configs/ablations/table5_mini.flags \
       --records_dir=build --output_dir=build/table5
 
-Each run is a process of `run_pretraining` with its own run directory,
-OUTPUT_DIR/runs/VARIANT-seedN. Its log is OUTPUT_DIR/logs/VARIANT-seedN.log. The
-same command continues an interrupted sweep: it does not repeat finished runs,
-and others resume from their checkpoints. Keep the spelling of OUTPUT_DIR: runs
-that start from another run store its path. Variants and seeds can be added to a
-finished sweep. Settings of a run that has started cannot change, including
-those of the held-out set that it is evaluated on while it trains. If settings
-of an --evaluation change, the finished runs are evaluated again.
+Each run is a process of `run_pretraining` in OUTPUT_DIR/runs/VARIANT-seedN; its
+log is OUTPUT_DIR/logs/VARIANT-seedN.log. The same command continues an
+interrupted sweep: it does not repeat finished runs, and others resume from
+their checkpoints. Keep the spelling of OUTPUT_DIR: runs that start from another
+run store its path. Variants and seeds can be added to a finished sweep. The
+settings of a run that has started cannot change; if those of an --evaluation
+change, the finished runs are evaluated again.
 
 At the end, OUTPUT_DIR has table.md and table.json. `python -m albert_tf.report
 --run_dirs=...` draws all curves of the runs.
@@ -73,14 +72,14 @@ def main(config: SweepConfig) -> int:
     config.require("output_dir")
     # Imported here so that invalid settings answer at once.
     versions.import_tensorflow()
-    from albert_tf.sweeps import directory, results
+    from albert_tf.sweeps import results
 
-    directory.check_directory(plan)
+    results.check_directory(plan)
     for line in plans.describe(plan):
         logging.info("%s", line)
-    os.makedirs(f"{plan.dir}/{directory.LOGS_DIR}", exist_ok=True)
+    os.makedirs(f"{plan.dir}/{results.LOGS_DIR}", exist_ok=True)
     with own(plan.dir) as owner:
-        todo = directory.make_jobs(plan)
+        todo = results.make_jobs(plan)
         jobs = Jobs(config.parallel_runs, environment, owner.open_files)
         jobs.run(todo)
         content = results.summarize(plan)
@@ -100,7 +99,7 @@ def main(config: SweepConfig) -> int:
         raise (RetryError if is_temporary else UserError)(
             "all runs of a sweep must finish",
             received=f"failed: {', '.join(failed)}",
-            remedy=f"See {plan.dir}/{directory.LOGS_DIR}. The same command "
+            remedy=f"See {plan.dir}/{results.LOGS_DIR}. The same command "
             "tries again.",
         )
     return 0

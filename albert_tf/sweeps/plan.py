@@ -4,14 +4,11 @@ A variant is a set of flags; a run is a variant with a seed. The flags of a run
 are those of `base_flagfile`, `base_flags`, the variant and the seed, in this
 order, so that later ones override earlier ones.
 
-A variant can start from the weights of an earlier one: in its flags,
-`--init_checkpoint={run:NAME}` is the run of the variant NAME with the same
-seed. In this way a sweep compares curricula, e.g. short examples before long
-ones, or two layers before four.
+In the flags of a variant, `--init_checkpoint={run:NAME}` is the run of the
+earlier variant NAME with the same seed.
 """
 
 import dataclasses
-import json
 import posixpath
 import re
 import shlex
@@ -20,7 +17,13 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from albert_tf.config import PretrainingConfig, SweepConfig, flags, flatten
+from albert_tf.config import (
+    PretrainingConfig,
+    SweepConfig,
+    flags,
+    flatten,
+    settings_by_path,
+)
 from albert_tf.errors import UserError
 
 RUNS_DIR = "runs"
@@ -40,7 +43,6 @@ TRAINING_TOTALS = {
 }
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.]*")
-_START = re.compile(r"\{run:([^}]*)\}")
 
 # Added to the seed for each run before a run, so that runs of the same length
 # that continue each other read different batches.
@@ -172,23 +174,14 @@ def make_plan(config: SweepConfig) -> Plan:
 def describe(plan: Plan) -> list[str]:
     """Describes the runs: for each, the settings that differ between runs."""
     flat = {run.name: flatten(run.config.to_dict()) for run in plan.runs}
-    names = dict.fromkeys(name for values in flat.values() for name in values)
     differ = [
         name
-        for name in names
-        if len({json.dumps(values[name]) for values in flat.values()}) > 1
+        for name in settings_by_path(PretrainingConfig)
+        if len({str(values[name]) for values in flat.values()}) > 1
     ]
     return [
         f"{run}: "
-        + ", ".join(
-            f"{name.split('.')[-1]}="
-            + (
-                ",".join(map(str, values[name]))
-                if isinstance(values[name], list)
-                else str(values[name])
-            )
-            for name in differ
-        )
+        + ", ".join(f"{n.split('.')[-1]}={values[n]}" for n in differ)
         for run, values in flat.items()
     ]
 
@@ -196,18 +189,12 @@ def describe(plan: Plan) -> list[str]:
 def _find_start(
     source: str, config: PretrainingConfig, earlier: Mapping[str, PlannedRun]
 ) -> PlannedRun | None:
-    """Finds the run that `--init_checkpoint={run:NAME}` names, if it does.
-
-    Args:
-        source: What the settings belong to, for errors, e.g. "variant wide".
-        config: The settings.
-        earlier: The runs of the variants before it, with the same seed.
-    """
+    """Finds the run that `--init_checkpoint={run:NAME}` names, if it does."""
     value = config.initialization.init_checkpoint
-    if not _START.search(value):
+    if "{run:" not in value:
         return None
-    found = _START.fullmatch(value)
-    if not found or found[1] not in earlier:
+    name = value.removeprefix("{run:").removesuffix("}")
+    if value != f"{{run:{name}}}" or name not in earlier:
         names = ", ".join(earlier) or "none; list the variant before this one"
         raise UserError(
             f"init_checkpoint of {source} must be a path or "
@@ -215,7 +202,7 @@ def _find_start(
             received=value,
             remedy=f"Earlier variants: {names}.",
         )
-    return earlier[found[1]]
+    return earlier[name]
 
 
 def _split(source: str, text: str, records_dir: str) -> list[str]:
@@ -309,16 +296,14 @@ def _check_metrics(metrics: Sequence[str], evaluations: Iterable[str]) -> None:
 def _parse_pairs(
     texts: Sequence[str], variants: Mapping[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    pairs = []
-    for text in texts:
-        first, _, second = text.partition(":")
-        if first not in variants or second not in variants or first == second:
+    pairs = [(text.partition(":")[0], text.partition(":")[2]) for text in texts]
+    for first, second in pairs:
+        if first == second or not {first, second} <= {*variants}:
             raise UserError(
                 "compare must be pairs of variants, as A:B,...",
-                received=text,
+                received=f"{first}:{second}",
                 remedy=f"Variants: {', '.join(variants)}.",
             )
-        pairs.append((first, second))
     return tuple(pairs)
 
 
@@ -328,7 +313,6 @@ def _parse_paper(
     found: dict[str, dict[str, float]] = {}
     for text in texts:
         name, _, rest = text.partition(":")
-        name = name.strip()
         try:
             pairs = [item.split("=", 1) for item in rest.split()]
             values = {metric: float(value) for metric, value in pairs}

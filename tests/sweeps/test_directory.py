@@ -6,7 +6,7 @@ import pytest
 
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
-from albert_tf.sweeps.directory import (
+from albert_tf.sweeps.results import (
     check_directory,
     make_jobs,
     read_evaluation,

@@ -2,7 +2,7 @@ import pytest
 
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
-from albert_tf.sweeps.directory import make_jobs
+from albert_tf.sweeps.results import make_jobs
 from albert_tf.training.pretraining import metric_names
 
 STAGES = (
@@ -52,25 +52,8 @@ def test_mistakes_are_found_before_a_run_starts(base, changes, message):
         plans.make_plan(base(**changes))
 
 
-def test_an_evaluation_has_flags_and_metrics_of_its_own(base):
-    plan = plans.make_plan(
-        base(
-            evaluation=(
-                "nsp: --eval_sentence_objective=nsp "
-                "--eval_input_file={records_dir}/nsp/*.tfrecord",
-            ),
-            metrics=("nsp/sentence_order_accuracy", "training_seconds"),
-        )
-    )
-    (flags,) = plan.evaluations.values()
-    assert flags[0] == "--eval_sentence_objective=nsp"
-    assert "{" not in flags[1]
+def test_metrics_of_evaluations_are_those_of_pretraining():
     assert set(plans.EVALUATION_METRICS) == set(metric_names("sop"))
-
-
-def test_published_values_are_read_by_variant(base):
-    plan = plans.make_plan(base(paper=("long: loss=1.5 average=80.1",)))
-    assert plan.paper == {"long": {"loss": 1.5, "average": 80.1}}
 
 
 def test_a_variant_starts_from_the_run_of_an_earlier_one(base, tmp_path):
