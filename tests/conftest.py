@@ -1,7 +1,6 @@
-"""Set-up of all tests: CPU devices, programs, memory limit, extras, records."""
+"""Set-up of all tests: CPU devices, programs, memory, extras, records."""
 
 import atexit
-import dataclasses
 import gc
 import importlib.machinery
 import importlib.util
@@ -32,7 +31,7 @@ from albert_tf.cluster import versions
 from tests.helpers import memory
 
 # The memory that `-n auto` reserves for a worker of pytest-xdist.
-WORKER_MEMORY = 3 * memory.GIB
+WORKER_MEMORY = 3 << 30
 
 
 class SplitCpu(importlib.machinery.PathFinder):
@@ -82,12 +81,8 @@ def pytest_xdist_auto_num_workers(config):
     One more for slow tests, since many of them wait for a process.
     """
     num_waiting = config.option.markexpr.startswith("slow")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if hasattr(os, "sched_getaffinity"):
-        processors = len(os.sched_getaffinity(0))
-    else:  # macOS
-        processors = os.cpu_count()
-    return max(1, min(processors + num_waiting, memory // WORKER_MEMORY))
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() + num_waiting, size // WORKER_MEMORY))
 
 
 def pytest_collection_finish(session):
@@ -101,59 +96,10 @@ def pytest_collection_finish(session):
         gc.set_threshold(50_000, 20, 100)
 
 
-# The peak memory of this process.
-PEAK = pytest.StashKey[memory.Peak]()
-# The peaks of the workers of pytest-xdist by name, or that of the only process.
-PEAKS = pytest.StashKey[dict[str, memory.Peak]]()
-
-
 @pytest.fixture(autouse=True)
-def _free_programs(request):
+def _free_programs():
     yield
-    peak = request.config.stash.setdefault(PEAK, memory.Peak())
-    peak.measure(request.node.nodeid)
     memory.free_programs()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session):
-    """Fails the session if one of its processes needed too much memory."""
-    stash = session.config.stash
-    peak = stash.setdefault(PEAK, memory.Peak())
-    peak.measure_forked()
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:  # a worker
-        output["peak"] = dataclasses.asdict(peak)
-        return
-    peaks = stash.setdefault(PEAKS, {})
-    if not peaks:
-        peaks["main"] = peak
-    if max(peak.size for peak in peaks.values()) > memory.LIMIT:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    """Stores the peak memory of a worker that has ended."""
-    peak = getattr(node, "workeroutput", {}).get("peak", {})
-    peaks = node.config.stash.setdefault(PEAKS, {})
-    peaks[node.gateway.id] = memory.Peak(**peak)
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    peaks = config.stash.get(PEAKS, {})
-    listed = ", ".join(
-        f"{name} {peak.size / memory.GIB:.1f}" for name, peak in peaks.items()
-    )
-    terminalreporter.write_line(f"most memory of a process, GiB: {listed}")
-    limit = memory.LIMIT / memory.GIB
-    for peak in peaks.values():
-        if peak.size > memory.LIMIT:
-            terminalreporter.write_line(
-                f"FAILED: no process of a test run may need more than {limit}"
-                f" GiB. Seen first after {peak.test}",
-                red=True,
-            )
 
 
 @pytest.fixture
@@ -194,47 +140,42 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(scope="session")
-def tiny_records(tmp_path_factory):
+def records_fixture(name, masking, packing):
     """Records of real text, in train/ and eval/; see `tiny_run`.
 
     All workers read the same files. Tests must not change them.
     """
-    return shared_records(tmp_path_factory, "static")
 
+    @pytest.fixture(scope="session", name=name)
+    def make(tmp_path_factory):
+        from tests.helpers import tiny_run
+        from tests.helpers.shared_directory import build_once
 
-@pytest.fixture(scope="session")
-def tiny_dynamic_records(tmp_path_factory):
-    """As `tiny_records`, without masks in train/."""
-    return shared_records(tmp_path_factory, "dynamic")
-
-
-@pytest.fixture(scope="session")
-def tiny_packed_records(tmp_path_factory):
-    """As `tiny_records`, with packed rows of short examples in train/."""
-    return shared_records(tmp_path_factory, "static", "best_fit")
-
-
-@pytest.fixture(scope="session")
-def tiny_dynamic_packed_records(tmp_path_factory):
-    """As `tiny_packed_records`, without masks in train/."""
-    return shared_records(tmp_path_factory, "dynamic", "best_fit")
-
-
-def shared_records(tmp_path_factory, masking, packing="none"):
-    from tests.helpers import tiny_run
-    from tests.helpers.shared_directory import build_once
-
-    return (
-        build_once(
-            tmp_path_factory,
-            f"tiny_{masking}_{packing}",
-            lambda directory: tiny_run.build_records(
-                directory, masking, packing
-            ),
+        return (
+            build_once(
+                tmp_path_factory,
+                name,
+                lambda directory: tiny_run.build_records(
+                    directory, masking, packing
+                ),
+            )
+            / "records"
         )
-        / "records"
-    )
+
+    return make
+
+
+tiny_records = records_fixture("tiny_records", "static", "none")
+# Without masks in train/, with packed rows of short examples there, or both.
+tiny_dynamic_records = records_fixture(
+    "tiny_dynamic_records", "dynamic", "none"
+)
+tiny_packed_records = records_fixture(
+    "tiny_packed_records", "static", "best_fit"
+)
+tiny_dynamic_packed_records = records_fixture(
+    "tiny_dynamic_packed_records", "dynamic", "best_fit"
+)
 
 
 class SmallDisk(type(pathlib.Path())):

@@ -1,19 +1,13 @@
-"""The memory of test processes: freed after tests, and limited."""
+"""Frees memory of a test process after its tests."""
 
 import ctypes
-import dataclasses
 import gc
 import os
 import pathlib
-import resource
 import sys
-from multiprocessing import forkserver
 
-GIB = 2**30
-# The limit of each process of a test run, in bytes.
-LIMIT = 4 * GIB
-
-
+# The size of a process, in bytes, from which it gives memory back.
+_LARGE = 2 << 30
 _LIBC = ctypes.CDLL(None)
 _STATM = pathlib.Path("/proc/self/statm")
 
@@ -41,7 +35,7 @@ def free_programs() -> None:
         for name in names:
             del registered[name]
         gc.collect()
-    if _resident() > LIMIT / 2:
+    if _resident() > _LARGE:
         gc.collect()
         if hasattr(_LIBC, "malloc_trim"):  # glibc
             _LIBC.malloc_trim(0)
@@ -52,36 +46,3 @@ def _resident() -> int:
     if not _STATM.exists():
         return 0
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclasses.dataclass
-class Peak:
-    """The most memory of this process or any that it started.
-
-    Until a child process starts its program, it counts as large as this one.
-
-    Attributes:
-        size: the memory, in bytes.
-        test: the test after which it was measured first.
-    """
-
-    size: int = 0
-    test: str = ""
-
-    def measure(self, test: str) -> None:
-        """Stores the peak up to now, if it has grown."""
-        unit = 1 if sys.platform == "darwin" else 1024
-        size = unit * max(
-            resource.getrusage(who).ru_maxrss
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        if size > self.size:
-            self.size, self.test = size, test
-
-    def measure_forked(self) -> None:
-        """Stores the peak of the fork server of `forked_program`, too.
-
-        Ends the server: only then its processes count as children.
-        """
-        forkserver._forkserver._stop()
-        self.measure("a test with a forked program")

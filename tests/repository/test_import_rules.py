@@ -39,9 +39,6 @@ def read_rule():
 
 
 ALLOWED = read_rule()
-REMOTE_FILES = {
-    ROOT / "albert_tf" / "io" / name for name in ("buckets.py", "files.py")
-}
 WITHOUT_TENSORFLOW = {"errors", "io", "config", "records"}
 
 
@@ -92,16 +89,6 @@ def test_packages_import_only_earlier_ones(package):
 def test_every_package_has_a_place_in_the_rule():
     found = {package_of(path) for path in filter(in_albert_tf, MODULES)}
     assert found <= set(ALLOWED)
-
-
-def test_packages_for_data_need_no_tensorflow():
-    """Only `REMOTE_FILES` import it, inside a function, for gs://."""
-    for path in filter(in_albert_tf, MODULES):
-        if package_of(path) in WITHOUT_TENSORFLOW and path not in REMOTE_FILES:
-            roots = {name.split(".")[0] for name in imported_by(path)}
-            assert not roots & {"tensorflow", "keras"}, path
-    for package in WITHOUT_TENSORFLOW:
-        assert ALLOWED[package] <= WITHOUT_TENSORFLOW
 
 
 def test_importing_packages_for_data_does_not_load_tensorflow():

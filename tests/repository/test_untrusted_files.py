@@ -57,7 +57,7 @@ def fuzz(max_examples):
 # Edits of a file: what, where as a fraction of its length, and bytes.
 EDITS = st.lists(
     st.tuples(
-        st.sampled_from(["flip", "cut", "insert", "repeat", "replace"]),
+        st.sampled_from(["flip", "cut", "insert", "replace"]),
         st.floats(0, 1, exclude_max=True),
         st.binary(min_size=1, max_size=9),
     ),
@@ -76,32 +76,13 @@ def edit(content, edits):
             content = head + tail[len(new) * len(new) :]
         elif what == "insert":
             content = head + new + tail
-        elif what == "repeat":
-            content = content + tail
         elif what == "replace":
             content = head + new + tail[len(new) :]
     return content
 
 
 JSON_VALUES = st.sampled_from(
-    [
-        None,
-        True,
-        -1,
-        0,
-        10**30,
-        0.5,
-        math.nan,
-        math.inf,
-        "",
-        "text",
-        "\ud800",
-        "../../etc/passwd",
-        [],
-        [1],
-        {},
-        {"a": [None]},
-    ]
+    [None, True, -1, 10**30, math.nan, "", "\ud800", "../x", [1], {"a": [None]}]
 )
 JSON_EDITS = st.lists(
     st.tuples(st.integers(0, 10**6), JSON_VALUES), min_size=1, max_size=3
