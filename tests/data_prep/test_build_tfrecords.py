@@ -303,6 +303,7 @@ def test_records_of_other_settings_are_replaced_only_with_overwrite(
 
 
 # The text, changes of the settings, the refusal.
+DASK = {"dask_scheduler": "tcp://a:1"}
 REFUSALS = [
     (
         "Word.",
@@ -311,25 +312,13 @@ REFUSALS = [
     ),
     ("", {"holdout_fraction": 1e-9}, "holdout_fraction"),
     ("", {"holdout_fraction": 0.999999}, "holdout_fraction"),
-    (
-        "",
-        {"spm_model_file": "nowhere.model"},
-        r"nowhere.model.*train_tokenizer",
-    ),
-    (
-        "",
-        {"scratch_dir": "gs://bucket/s"},
-        r"scratch_dir must .*gs://bucket/s",
-    ),
+    ("", {"spm_model_file": "no.model"}, r"no.model.*train_tokenizer"),
+    ("", {"scratch_dir": "gs://b/s"}, r"scratch_dir must .*gs://b/s"),
     ("", {"runner": "dask"}, "must be set together"),
-    ("", {"dask_scheduler": "tcp://a:1"}, "must be set together"),
+    ("", DASK, "must be set together"),
     (
         "",
-        {
-            "runner": "dask",
-            "dask_scheduler": "tcp://a:1",
-            "output_dir": "gs://bucket/records",
-        },
+        {"runner": "dask", "output_dir": "gs://bucket/records", **DASK},
         "needs --scratch_dir",
     ),
     ("", {"runner": "DirectRunner"}, "must be one of local, dask"),
@@ -389,36 +378,9 @@ def test_size_of_units_is_bounded():
         assert builder.choose_unit_size(num_bytes, dupe_factor) == expected
 
 
-# --- unusual text -------------------------------------------------------------
-
-
-def build_unusual(tmp_path, content):
-    """Returns unmasked ids, `(examples, LENGTH)`, and the metadata."""
-    path = tmp_path / "a.txt"
-    path.write_bytes(content)
-    settings = {"masking": "dynamic", "dupe_factor": 1, "holdout_fraction": 0}
-    out = build(tmp_path / "out", path, **settings)
-    ids = read_examples(out, TRAIN, "dynamic")[0]["input_ids"]
-    assert ((ids == CLS_ID).sum(axis=1) == 1).all()
-    assert ((ids == SEP_ID).sum(axis=1) == 2).all()
-    assert not (ids == MASK_ID).any()
-    # All padding is at the end.
-    assert (np.diff((ids == 0).astype(int), axis=1) >= 0).all()
-    return ids, read_metadata(str(out / TRAIN))
-
-
-def test_text_of_any_language_builds(tmp_path):
-    paths = sorted(TESTDATA.glob("multilingual-*.txt"))
-    assert len(paths) >= 8
-    paths += [
-        TESTDATA / f"awkward-{n}.txt" for n in ("blns", "empty-documents")
-    ]
-    text = b"\n\n".join(path.read_bytes() for path in paths)
-    assert len(build_unusual(tmp_path, text)[0]) > 100
-
-
-def test_unusual_characters_and_spellings_of_special_pieces_are_text(tmp_path):
-    """Each text is a document; the tokens spell the letters of the pieces."""
+def test_unusual_text_and_spellings_of_special_pieces_are_text(tmp_path):
+    """Each text is a document; the tokens spell the letters of the pieces.
+    Text of any language builds."""
     pieces = [*SPECIAL_PIECES, "<s>", "</s>", "<mask>"]
     texts = [
         "And \x01\x02\x07\x08 \x1b[31m controls \x7f \x9d.\nTwo.",
@@ -430,10 +392,27 @@ def test_unusual_characters_and_spellings_of_special_pieces_are_text(tmp_path):
         "“Quotes” — ‘and’ dashes…\nTwo lines.",  # noqa: RUF001
         *(f"A {p} b{p}c {p}{p}.\n{p} Two ▁{p}▁ lines." for p in pieces),
     ]
-    ids, metadata = build_unusual(tmp_path, "\n\n".join(texts).encode())
-    assert metadata.num_documents == len(texts)
-    tokenizer = Tokenizer(VOCABULARY)
-    spelled = "".join(tokenizer.id_to_piece(i) for i in ids.ravel() if i > 4)
-    for piece in pieces:
-        letters = "".join(c for c in piece.lower() if c.isalpha())
-        assert letters in spelled.replace("▁", "")
+    languages = sorted(TESTDATA.glob("multilingual-*.txt"))
+    assert len(languages) >= 8
+    languages.append(TESTDATA / "awkward-blns.txt")
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(texts), encoding="utf-8")
+    settings = {"masking": "dynamic", "dupe_factor": 1, "holdout_fraction": 0}
+    for name, paths in (("few", [path]), ("all", [path, *languages])):
+        out = build(tmp_path / name, *paths, **settings)
+        ids = read_examples(out, TRAIN, "dynamic")[0]["input_ids"]
+        assert ((ids == CLS_ID).sum(axis=1) == 1).all()
+        assert ((ids == SEP_ID).sum(axis=1) == 2).all()
+        assert not (ids == MASK_ID).any()
+        # All padding is at the end.
+        assert (np.diff((ids == 0).astype(int), axis=1) >= 0).all()
+        if name == "few":
+            metadata = read_metadata(str(out / TRAIN))
+            assert metadata.num_documents == len(texts)
+        tokenizer = Tokenizer(VOCABULARY)
+        spelled = "".join(
+            tokenizer.id_to_piece(i) for i in ids.ravel() if i > 4
+        )
+        for piece in pieces:
+            letters = "".join(c for c in piece.lower() if c.isalpha())
+            assert letters in spelled.replace("▁", "")
