@@ -491,6 +491,8 @@ def format_config(weights: ModelWeights) -> bytes:
         "pad_token_id": PAD_ID,
         "bos_token_id": CLS_ID,
         "eos_token_id": SEP_ID,
+        # Otherwise transformers trains in the type of the file.
+        "dtype": "float32",
         # Not a setting of transformers, which ignores it.
         "sentence_objective": weights.sentence_objective,
     }
