@@ -11,14 +11,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.config import (
-    DataConfig,
-    DistributionConfig,
-    MaskingConfig,
-    OptimizerConfig,
-    PretrainingConfig,
-    TrainingConfig,
-)
+from albert_tf.config import MaskingConfig
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs.log import read_metrics
 from albert_tf.training import train_step
@@ -93,22 +86,19 @@ EXAMPLES = make_examples()
 PACKED = pack(EXAMPLES)
 
 
-def make_config(
-    num_rows=8, num_micro_batches=1, sentence_objective="sop", **distribution
-):
-    return PretrainingConfig(
-        model=MODEL,
-        data=DataConfig(
-            global_batch_size=num_rows,
-            gradient_accumulation_steps=num_micro_batches,
-            max_seq_length=LENGTH,
-            max_predictions_per_seq=NUM_PREDICTIONS,
-        ),
-        # Without clipping and bias correction, the first moment after one
-        # step is a tenth of the gradient.
-        optimizer=OptimizerConfig(optimizer="adamw", clip_norm=0),
-        distribution=DistributionConfig(**distribution),
-        training=TrainingConfig(sentence_objective=sentence_objective),
+def make_config(num_rows=8, **changes):
+    # Without clipping and bias correction, the first moment after one step is a
+    # tenth of the gradient.
+    return tiny_run.make_config(
+        "no records",
+        "no run",
+        **dataclasses.asdict(MODEL),
+        global_batch_size=num_rows,
+        max_seq_length=LENGTH,
+        max_predictions_per_seq=NUM_PREDICTIONS,
+        optimizer="adamw",
+        clip_norm=0,
+        **changes,
     )
 
 
@@ -116,7 +106,6 @@ def compute(batch, **settings):
     """The loss of a batch and its gradients by path, in a single pass."""
     config = make_config(**settings)
     target = ProgramTarget.from_config(config.distribution, "CPU")
-    target = dataclasses.replace(target, fuse=False)
     objective = Pretraining(config)
     model = train_step.make_state(config, objective).model
     batch = {name: tf.constant(value) for name, value in batch.items()}
@@ -184,11 +173,11 @@ def test_packed_rows_have_the_gradients_of_their_examples(settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_micro_batches": 4},
+        {"gradient_accumulation_steps": 4},
         {
             "strategy": "mirrored",
             "num_logical_cpus": 2,
-            "num_micro_batches": 2,
+            "gradient_accumulation_steps": 2,
             "remat": True,
         },
     ],
@@ -196,7 +185,7 @@ def test_packed_rows_have_the_gradients_of_their_examples(settings):
 )
 def test_a_step_on_packed_rows_is_a_step_on_their_examples(settings):
     """A replica or micro-batch has at least 2 of the 16 examples."""
-    assert_same(train(PACKED, fuse_on_cpu=False, **settings), compute(EXAMPLES))
+    assert_same(train(PACKED, **settings), compute(EXAMPLES))
 
 
 @pytest.mark.slow
