@@ -39,6 +39,7 @@ from typing import Any
 
 HOSTS = ("www.googleapis.com", "storage.googleapis.com")
 TOKEN = "token"
+OF_OBJECTS = ("stat", "read", "delete", "rewrite")
 
 
 @dataclasses.dataclass
@@ -251,7 +252,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._fail(404, "The specified bucket does not exist.")
         else:
             with self.storage.lock:
-                getattr(self, f"_{kind}")(bucket, name, query, content)
+                self.objects = self.storage.buckets[bucket]
+                if kind in OF_OBJECTS and name not in self.objects:
+                    self._fail(404, f"No such object: {bucket}/{name}")
+                else:
+                    getattr(self, f"_{kind}")(bucket, name, query, content)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_any  # noqa: N815
 
@@ -355,14 +360,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._json(bucket=bucket, hierarchicalNamespace={"enabled": False})
 
     def _stat(self, bucket: str, name: str, *_: Any) -> None:
-        found = self.storage.buckets[bucket].get(name)
-        if found is None:
-            self._fail(404, f"No such object: {bucket}/{name}")
-            return
+        content, generation = self.objects[name]
         self._json(
             name=name,
-            size=str(len(found[0])),
-            generation=str(found[1]),
+            size=str(len(content)),
+            generation=str(generation),
             updated="2026-01-01T00:00:00.000Z",
         )
 
@@ -386,11 +388,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def _read(self, bucket: str, name: str, *_: Any) -> None:
-        found = self.storage.buckets[bucket].get(name)
-        if found is None:
-            self._fail(404, "NoSuchKey")
-            return
-        content, first, status = found[0], 0, 200
+        content, status = self.objects[name][0], 200
         asked = re.fullmatch(
             r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")
         )
@@ -412,8 +410,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _mkdir(
         self, bucket: str, name: str, query: dict[str, str], _: bytes
     ) -> None:
-        exists = name in self.storage.buckets[bucket]
-        if query.get("ifGenerationMatch") == "0" and exists:
+        if query.get("ifGenerationMatch") == "0" and name in self.objects:
             self._fail(412, "Precondition Failed")
             return
         self.storage.put(name, b"", bucket)
@@ -444,19 +441,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._json(name=name)
 
     def _delete(self, bucket: str, name: str, *_: Any) -> None:
-        if self.storage.buckets[bucket].pop(name, None) is None:
-            self._fail(404, f"No such object: {bucket}/{name}")
-        else:
-            self._answer(204)
+        del self.objects[name]
+        self._answer(204)
 
     def _rewrite(self, bucket: str, name: str, *_: Any) -> None:
-        found = self.storage.buckets[bucket].get(name)
-        if found is None:
-            self._fail(404, f"No such object: {bucket}/{name}")
-            return
         path = urllib.parse.urlsplit(self.path).path
         target_bucket, target = path.partition("/rewriteTo/b/")[2].split("/o/")
-        self.storage.put(urllib.parse.unquote(target), found[0], target_bucket)
+        content, _ = self.objects[name]
+        self.storage.put(urllib.parse.unquote(target), content, target_bucket)
         self._json(done=True, resource={"name": target})
 
 
