@@ -47,7 +47,7 @@ from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 from data_prep.config import InspectConfig
 from data_prep.inspection import (
-    RecordRules,
+    Rules,
     ShardReport,
     add,
     check_rows,
@@ -60,6 +60,9 @@ _SHARDS = "*.tfrecord"
 
 # If there is no metadata, one of the first records must contain the lengths.
 _NUM_RECORDS_TO_LEARN_FROM = 100
+
+# Limit of token ids if the vocabulary is unknown; a larger id is damage.
+_LARGEST_VOCABULARY = 1 << 18
 
 # A statistic with a known distribution must lie within five standard deviations
 # of its mean; chance violates that once in two million.
@@ -87,7 +90,7 @@ class RecordSet:
         spm_model_file: The vocabulary; "" for that of the directory.
 
     Attributes:
-        rules: The rules for its records, from the metadata if there is one.
+        shape: The metadata, or what the first record shows.
         tokenizer: The vocabulary; None if it is unknown or not that of the
             metadata.
         statistics: Of the rows without faults; see `ShardReport`.
@@ -113,19 +116,11 @@ class RecordSet:
         if files.exists(posixpath.join(directory, METADATA_FILE)):
             self._metadata = read_metadata(directory)
         self.tokenizer = self._open_vocabulary(spm_model_file)
-        known: dict[str, Any] = {}
-        if self.tokenizer is not None:
-            known = {
-                "vocab_size": self.tokenizer.vocab_size,
-                "starts_word": self.tokenizer.starts_word,
-            }
-        if self._metadata is None:
-            self.rules = _learn_rules(shards, known)
-        else:
-            described = dataclasses.asdict(self._metadata) | known
-            names = {field.name for field in dataclasses.fields(RecordRules)}
-            names &= described.keys()
-            self.rules = RecordRules(**{n: described[n] for n in names})
+        shape = self._metadata or _learn_metadata(shards, self.tokenizer)
+        # The worker processes need no lists of files.
+        self.shape = dataclasses.replace(shape, shards={}, checksums={})
+        starts_word = self.tokenizer.starts_word if self.tokenizer else None
+        self.rules: Rules = self.shape, starts_word
         self._check_files()
 
     def _refuse(self, name: str, what: str) -> None:
@@ -216,7 +211,7 @@ class RecordSet:
     def _judge_statistics(self) -> None:
         """Compares statistics with the metadata and with the rules."""
         statistics, metadata = self.statistics, self._metadata
-        rules, num_examples = self.rules, statistics["num_examples"]
+        shape, num_examples = self.shape, statistics["num_examples"]
         num_rows, num_tokens, num_masked = (
             int(statistics[name].sum())
             for name in ("row_lengths", "tokens", "replacements")
@@ -242,15 +237,15 @@ class RecordSet:
         # examples.
         num_equal = 1 + (metadata.num_duplicate_documents if metadata else 0)
         num_label, draws = statistics["num_label"], num_examples / num_equal
-        is_sop = rules.sentence_objective == "sop"
+        is_sop = shape.sentence_objective == "sop"
         compared = [("label 1", num_label, num_examples, 0.5, draws, is_sop)]
         if num_masked:
-            prob = rules.masked_lm_prob
+            prob = shape.masked_lm_prob
             expected = f"{prob:.2%}, rounded per example" if prob else ""
             fraction = f"{num_masked / num_tokens:.2%}"
             self._note("fraction masked", fraction, expected)
             # A random replacement is by chance the original token.
-            chance = 0.1 / (rules.vocab_size - FIRST_ORDINARY_ID)
+            chance = 0.1 / (shape.vocab_size - FIRST_ORDINARY_ID)
             kinds = {
                 "[MASK]": 0.8,
                 "kept": 0.1 + chance,
@@ -264,7 +259,7 @@ class RecordSet:
                     num_masked,
                     probability,
                     num_masked,
-                    rules.has_metadata,
+                    metadata is not None,
                 )
                 for (kind, probability), count in zip(
                     kinds.items(), counts, strict=True
@@ -280,7 +275,7 @@ class RecordSet:
         num_unknown = statistics["tokens"][UNK_ID]
         num_text = num_unknown + statistics["tokens"][FIRST_ORDINARY_ID:].sum()
         unknown = num_unknown / max(1, num_text)
-        capacity = num_rows * rules.max_seq_length
+        capacity = num_rows * shape.max_seq_length
         self._note("examples per record", f"{num_examples / num_rows:.2f}")
         self._note("fraction <unk>", f"{unknown:.2%}")
         self._note("positions filled", f"{num_tokens / capacity:.2%}")
@@ -372,20 +367,29 @@ def _read_shards(shards: Sequence[str], number: int) -> list[StoredRecord]:
     return list(itertools.islice(read(), number))
 
 
-def _learn_rules(
-    shards: Sequence[str], known: Mapping[str, Any]
-) -> RecordRules:
-    """The lengths of the first intact record, for records without metadata."""
+def _learn_metadata(
+    shards: Sequence[str], tokenizer: Tokenizer | None
+) -> RecordsMetadata:
+    """What the first intact record shows; unknown values are 0 or empty."""
     for record in _read_shards(shards, _NUM_RECORDS_TO_LEARN_FROM):
         lists = read_lists(record.content)
         if "input_ids" in lists:
             _, positions = lists.get("masked_lm_positions", ("", ()))
-            return RecordRules(
-                max_seq_length=len(lists["input_ids"][1]),
-                max_predictions_per_seq=len(positions),
-                masking="static" if positions else "dynamic",
-                **known,
-            )
+            names = [
+                field.name for field in dataclasses.fields(RecordsMetadata)
+            ]
+            known: dict[str, Any] = {
+                "max_seq_length": len(lists["input_ids"][1]),
+                "max_predictions_per_seq": len(positions),
+                "masking": "static" if positions else "dynamic",
+                "packing": "none",
+                "max_examples_per_row": 1,
+                "sentence_objective": "",
+                "vocab_size": tokenizer.vocab_size
+                if tokenizer
+                else _LARGEST_VOCABULARY,
+            }
+            return RecordsMetadata(**dict.fromkeys(names, 0) | known)
     raise UserError(
         "input_file must hold TFRecords of tf.train.Example with input_ids",
         received=f"{shards[0]}, whose first records have none",
@@ -419,16 +423,16 @@ def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
 
 def _print_examples(records: RecordSet, num_examples: int) -> None:
     """Prints the examples of the first records that have no fault."""
-    rules = records.rules
+    shape = records.shape
     print(
-        f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
-        f"objective {rules.sentence_objective or 'unknown'}, {rules.masking} "
-        f"masking, up to {rules.max_examples_per_row} examples per record\n"
+        f"\n{records.directory}: {shape.max_seq_length} tokens, sentence "
+        f"objective {shape.sentence_objective or 'unknown'}, {shape.masking} "
+        f"masking, up to {shape.max_examples_per_row} examples per record\n"
     )
     first = _read_shards(records.shards[:1], num_examples)
-    rows = check_rows([record.content for record in first], rules)
+    rows = check_rows([record.content for record in first], records.rules)
     numbers = rows.features["input_mask"]
-    if len(numbers) and rules.masking == "static":
+    if len(numbers) and shape.masking == "static":
         print(f"{_LEGEND}\n")
     places = [
         (row, number)
@@ -439,7 +443,7 @@ def _print_examples(records: RecordSet, num_examples: int) -> None:
         values = rows.restored, rows.features["input_ids"], rows.is_masked
         tokens = np.stack(values, axis=2)[row, numbers[row] == number]
         label = int(rows.features[SENTENCE_LABEL][row, number - 1])
-        objective = rules.sentence_objective
+        objective = shape.sentence_objective
         shown = show_example(tokens, label, records.tokenizer, objective)
         print(f"example {i}, number {number} in its record: {shown}\n")
 

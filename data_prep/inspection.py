@@ -13,7 +13,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -28,47 +28,18 @@ from albert_tf.records.features import (
     PAD_ID,
     SENTENCE_LABEL,
     SEP_ID,
-    Feature,
+    RecordsMetadata,
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
-
-# Limit of token ids if the vocabulary is unknown; a larger id is damage.
-LARGEST_VOCABULARY = 1 << 18
 
 # Tokens of a batch; an array of this size fits the caches of the processor.
 _TOKENS_PER_BATCH = 1 << 17
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordRules:
-    """Rules that every record of a set must follow.
-
-    Attributes:
-        sentence_objective: As the others in `RecordsMetadata`; "" if unknown.
-        masked_lm_prob: 0 without metadata.
-        starts_word: bool, `(vocab_size,)`; None if unknown.
-    """
-
-    max_seq_length: int
-    max_predictions_per_seq: int
-    masking: str
-    vocab_size: int = LARGEST_VOCABULARY
-    sentence_objective: str = ""
-    masked_lm_prob: float = 0.0
-    starts_word: np.ndarray | None = None
-    packing: str = "none"
-    max_examples_per_row: int = 1
-
-    @property
-    def has_metadata(self) -> bool:
-        """Whether the records follow the rules of `build_tfrecords`."""
-        return self.masked_lm_prob > 0
-
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """The features of a record."""
-        return stored_features(self.masking, self.packing)
+# The rules for a record: the metadata of its set, with 0 and "" for what is
+# unknown; and the pieces that begin a word, bool, `(vocab_size,)`, or None.
+Rules: TypeAlias = tuple[RecordsMetadata, np.ndarray | None]
 
 
 # --- a shard -----------------------------------------------------------------
@@ -96,9 +67,7 @@ def add(statistics: dict[str, Any], more: Mapping[str, Any]) -> None:
         statistics[name] = statistics.get(name, 0) + values
 
 
-def inspect_shard(
-    _state: Any, task: tuple[str, RecordRules, int]
-) -> ShardReport:
+def inspect_shard(_state: Any, task: tuple[str, Rules, int]) -> ShardReport:
     """Reads and checks a shard; the tasks share no state.
 
     On gs://, a shard with faults is read again, since a network may return
@@ -114,11 +83,10 @@ def inspect_shard(
     return report
 
 
-def _inspect_once(
-    path: str, rules: RecordRules, max_faults: int
-) -> ShardReport:
+def _inspect_once(path: str, rules: Rules, max_faults: int) -> ShardReport:
     report = ShardReport()
-    batch_size = max(16, _TOKENS_PER_BATCH // rules.max_seq_length)
+    metadata, _ = rules
+    batch_size = max(16, _TOKENS_PER_BATCH // metadata.max_seq_length)
     with open_existing(path, "rb") as stored:
         file = _DigestedFile(stored)
         records = read_records(file)
@@ -138,7 +106,7 @@ def _inspect_once(
             ]
             del report.faults[max_faults:]
             report.num_faults += len(faults)
-            add(report.statistics, _count_rows(rows, rules))
+            add(report.statistics, _count_rows(rows, metadata))
         while file.read(1 << 20):  # beyond a damaged length
             pass
     report.sha256 = file.digest.hexdigest()
@@ -158,7 +126,9 @@ class _DigestedFile:
         return block
 
 
-def _count_rows(rows: "CheckedRows", rules: RecordRules) -> dict[str, Any]:
+def _count_rows(
+    rows: "CheckedRows", metadata: RecordsMetadata
+) -> dict[str, Any]:
     """Counts examples, and those with label 1; the others are int64 arrays.
 
     - replacements, `(3,)`: masked tokens that show `[MASK]`, the original
@@ -171,14 +141,14 @@ def _count_rows(rows: "CheckedRows", rules: RecordRules) -> dict[str, Any]:
     is_mask = shown == MASK_ID
     is_kept = shown == rows.restored[rows.is_masked]
     kinds = is_mask, is_kept, ~is_mask & ~is_kept
-    size = rules.max_seq_length + 1
+    size = metadata.max_seq_length + 1
     tokens = rows.restored[is_token]
     return {
         "num_examples": int(rows.features["input_mask"].max(axis=1).sum()),
         "num_label": int(rows.features[SENTENCE_LABEL].sum()),
         "replacements": np.array([kind.sum() for kind in kinds]),
         "row_lengths": np.bincount(is_token.sum(axis=1), minlength=size),
-        "tokens": np.bincount(tokens, minlength=rules.vocab_size),
+        "tokens": np.bincount(tokens, minlength=metadata.vocab_size),
     }
 
 
@@ -238,7 +208,7 @@ def _example_class() -> Any:
 
 
 def _parse_rows(
-    contents: Sequence[bytes], rules: RecordRules
+    contents: Sequence[bytes], metadata: RecordsMetadata
 ) -> tuple[dict[str, np.ndarray], list[int], dict[int, str]]:
     """Parses serialized `tf.train.Example` messages.
 
@@ -246,10 +216,10 @@ def _parse_rows(
         The features, float32 or int64, `(parsed, length)`; the indices of their
         messages; and descriptions of faults of the other messages, by index.
     """
-    lengths = {f.name: f.length(rules) for f in rules.features}
+    features = stored_features(metadata.masking, metadata.packing)
+    lengths = {f.name: f.length(metadata) for f in features}
     declared = {
-        f.name: f"{lengths[f.name]} values of type {f.dtype}"
-        for f in rules.features
+        f.name: f"{lengths[f.name]} values of type {f.dtype}" for f in features
     }
     parsed, faults = {}, {}
     for row, content in enumerate(contents):
@@ -272,13 +242,13 @@ def _parse_rows(
             )
         else:
             parsed[row] = lists
-    features = {
+    columns = {
         f.name: np.array(
             [lists[f.name][1] for lists in parsed.values()], f.dtype
         ).reshape(-1, lengths[f.name])
-        for f in rules.features
+        for f in features
     }
-    return features, list(parsed), faults
+    return columns, list(parsed), faults
 
 
 # --- rows --------------------------------------------------------------------
@@ -300,14 +270,15 @@ class CheckedRows(NamedTuple):
     is_masked: np.ndarray
 
 
-def check_rows(contents: Sequence[bytes], rules: RecordRules) -> CheckedRows:
+def check_rows(contents: Sequence[bytes], rules: Rules) -> CheckedRows:
     """Parses and checks a batch of records, in the order of dependence."""
-    features, records, faults = _parse_rows(contents, rules)
+    metadata, _ = rules
+    features, records, faults = _parse_rows(contents, metadata)
     check = _Check(features, rules)
     check.examples()
-    restored = features["input_ids"].clip(0, rules.vocab_size - 1)
+    restored = features["input_ids"].clip(0, metadata.vocab_size - 1)
     is_masked = np.zeros(restored.shape, bool)
-    if rules.masking == "static":
+    if metadata.masking == "static":
         in_use = check.masks() & ~check.is_faulty[:, np.newaxis]
         rows = np.nonzero(in_use)[0]
         masked = rows, features["masked_lm_positions"][in_use]
@@ -329,12 +300,13 @@ class _Check:
     """
 
     def __init__(
-        self, features: Mapping[str, np.ndarray], rules: RecordRules
+        self, features: Mapping[str, np.ndarray], rules: Rules
     ) -> None:
         self.faults: dict[int, str] = {}
         self.is_faulty = np.zeros(len(features["input_ids"]), bool)
         self._features = features
-        self._rules = rules
+        self._metadata, self._starts_word = rules
+        self._has_metadata = self._metadata.masked_lm_prob > 0
         numbers = features["input_mask"]
         num_tokens = np.count_nonzero(numbers, axis=1).clip(1)
         changes = numbers[:, 1:] != numbers[:, :-1]
@@ -349,16 +321,16 @@ class _Check:
 
     def examples(self) -> None:
         """Checks numbers and labels of the examples, ids, and padding."""
-        rules, numbers = self._rules, self._features["input_mask"]
+        metadata, numbers = self._metadata, self._features["input_mask"]
         self._equal(
             "input_mask", np.cumsum(self._is_begin, axis=1) * self._is_token
         )
-        self._within("input_mask", 0, rules.max_examples_per_row)
-        self._within("input_ids", 0, rules.vocab_size - 1)
+        self._within("input_mask", 0, metadata.max_examples_per_row)
+        self._within("input_ids", 0, metadata.vocab_size - 1)
         self._zero("input_ids", ~self._is_token)
-        slots = np.arange(rules.max_examples_per_row)
+        slots = np.arange(metadata.max_examples_per_row)
         is_example = slots < numbers.max(axis=1, keepdims=True)
-        if rules.packing != "none":
+        if metadata.packing != "none":
             begins = np.zeros(is_example.shape, np.int64)
             intact = self._is_begin & ~self.is_faulty[:, np.newaxis]
             rows, columns = np.nonzero(intact)
@@ -366,7 +338,7 @@ class _Check:
             self._equal("next_sentence_weights", is_example)
             self._equal("next_sentence_positions", begins)
             self._rising(EXAMPLE_NUMBERS, is_example)
-        largest = int(rules.sentence_objective != "none")
+        largest = int(metadata.sentence_objective != "none")
         self._within(SENTENCE_LABEL, 0, largest)
         self._zero(SENTENCE_LABEL, ~is_example)
 
@@ -386,9 +358,8 @@ class _Check:
         )
         self._rising("masked_lm_positions", in_use)
         # Records of other builders may mask [SEP] or <unk>.
-        has_metadata = self._rules.has_metadata
-        lowest = FIRST_ORDINARY_ID if has_metadata else PAD_ID + 1
-        largest = self._rules.vocab_size - 1
+        lowest = FIRST_ORDINARY_ID if self._has_metadata else PAD_ID + 1
+        largest = self._metadata.vocab_size - 1
         self._within("masked_lm_ids", lowest, largest, in_use)
         self._zero("masked_lm_ids", ~in_use)
         return in_use
@@ -400,7 +371,7 @@ class _Check:
             restored: int64, `(rows, length)`, token ids before masking.
             is_masked: bool, `(rows, length)`.
         """
-        rules, is_begin, is_end = self._rules, self._is_begin, self._is_end
+        is_begin, is_end = self._is_begin, self._is_end
         is_cls, is_sep = restored == CLS_ID, restored == SEP_ID
         is_other = (restored == PAD_ID) | (restored == MASK_ID)
         is_empty = np.zeros(is_sep.shape, bool)
@@ -409,7 +380,8 @@ class _Check:
         before = np.cumsum(is_sep, axis=1) - is_sep
         at_begin = np.where(is_begin, before, 0)
         segments = before - np.maximum.accumulate(at_begin, axis=1)
-        allowed = {"": (1, 2), "none": (1,)}.get(rules.sentence_objective, (2,))
+        objective = self._metadata.sentence_objective
+        allowed = {"": (1, 2), "none": (1,)}.get(objective, (2,))
         for is_wrong, expected in (
             (is_begin & ~is_cls, f"[CLS], {CLS_ID}"),
             (is_cls & ~is_begin, "a token other than [CLS]"),
@@ -427,10 +399,10 @@ class _Check:
             self._require("input_ids", ~is_wrong, expected, restored)
         self._equal("segment_ids", segments * self._is_token)
         self._within("token_boundary", 0, 1)
-        if not rules.has_metadata:
+        if not self._has_metadata:
             return
-        if rules.starts_word is not None:
-            starts_word = rules.starts_word.copy()
+        if self._starts_word is not None:
+            starts_word = self._starts_word.copy()
             starts_word[[CLS_ID, SEP_ID]] = True
             starts_word[[PAD_ID, MASK_ID]] = False
             self._equal("token_boundary", starts_word[restored])
