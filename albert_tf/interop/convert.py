@@ -256,13 +256,8 @@ def verify(
 ) -> str:
     """Reads a written model and compares it with the model it was made from.
 
-    Args:
-        weights: The model that was read.
-        directory: The model that was written.
-        dtype: Type of the weights in a Hugging Face folder.
-
-    Returns:
-        The result, as lines of text.
+    Returns the result, as lines of text. `dtype`: type of the weights in a
+    Hugging Face folder.
     """
     is_run = formats.find_format(directory) == RUN
     expected = weights if is_run else weights.regrouped()
@@ -313,17 +308,8 @@ def verify(
 def compare(weights: ModelWeights, directory: str) -> dict[str, float]:
     """Runs transformers and albert_tf, in float32, on the same tokens.
 
-    Args:
-        weights: The model that albert_tf runs.
-        directory: The folder that transformers loads, local.
-
-    Returns:
-        The largest absolute difference by output of albert_tf.
-
-    Raises:
-        UserError: If a package is missing, if the folder is not local, if
-            transformers finds weights missing or unknown, or if a difference
-            exceeds `TOLERANCE`, relative to the largest value of its output.
+    Returns the largest absolute difference of each output; refuses one that
+    exceeds `TOLERANCE`, and weights that transformers does not find or know.
     """
     if is_remote(directory):
         raise UserError(
@@ -351,10 +337,7 @@ def compare(weights: ModelWeights, directory: str) -> dict[str, float]:
 
 
 def _make_batch(weights: ModelWeights) -> dict[str, np.ndarray]:
-    """Two pairs of random segments, int32, `(2, choices, length)`.
-
-    The choices of an example are equal.
-    """
+    """Two pairs of random segments, int32, `(2, choices, length)`."""
     config = weights.config
     choices = weights.head.num_choices if weights.head else 1
     length = min(_MAX_LENGTH, config.max_position_embeddings)
@@ -419,14 +402,13 @@ def _run_theirs(
                 received=f"{kind}: {found}",
             )
     model = model.eval().float()
-    ids, mask, segments = (
-        torch.tensor(values if values.shape[1] > 1 else values[:, 0]).long()
-        for values in batch.values()
-    )
     inputs = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "token_type_ids": segments,
+        name: torch.tensor(v if v.shape[1] > 1 else v[:, 0]).long()
+        for name, v in zip(
+            ("input_ids", "attention_mask", "token_type_ids"),
+            batch.values(),
+            strict=True,
+        )
     }
     with torch.no_grad():
         outputs = dict(model(**inputs))

@@ -50,14 +50,7 @@ _STEP_NAME = "step"  # in a run's checkpoint
 
 
 def find_format(path: str) -> str:
-    """Finds the format of a model: RUN, GOOGLE_ALBERT or HUGGING_FACE.
-
-    Args:
-        path: One of the forms in the module's docstring, local or gs://.
-
-    Raises:
-        UserError: If the path has none of these forms.
-    """
+    """The format of a model at a path, one of the module's docstring."""
     path = path.rstrip("/")
     if path.endswith(ARCHIVE_SUFFIXES) or exists(
         path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX
@@ -106,9 +99,7 @@ def split_run(path: str) -> tuple[str, str]:
     parent, name = posixpath.split(path)
     if STEP_DIRECTORY.fullmatch(name):
         return posixpath.dirname(parent), name
-    if name in (BEST_DIR, CHECKPOINTS_DIR):
-        return parent, name
-    return path, ""
+    return (parent, name) if name in (BEST_DIR, CHECKPOINTS_DIR) else (path, "")
 
 
 def read_weights(path: str, step: int = 0) -> ModelWeights:
@@ -118,10 +109,6 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
         path: One of the forms in the module's docstring, local or gs://.
         step: The checkpoint to read from a directory with several; 0 is the
             newest. It must be 0 if the path names one checkpoint.
-
-    Returns:
-        The model. The vocabulary of an archive is a temporary file, which is
-        removed when the process ends.
     """
     path = path.rstrip("/")
     found, is_archive = find_format(path), path.endswith(ARCHIVE_SUFFIXES)
@@ -144,6 +131,7 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
             weights = google_albert.read(directory, step)
             weights = dataclasses.replace(weights, source=path)
             if weights.vocabulary:
+                # It is read later, and removed when the process ends.
                 folder = tempfile.mkdtemp(prefix="albert_tf_")
                 atexit.register(shutil.rmtree, folder, ignore_errors=True)
                 weights = dataclasses.replace(

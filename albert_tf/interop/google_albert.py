@@ -62,10 +62,6 @@ def read(path: str, step: int = 0) -> ModelWeights:
             checkpoint or with a file `checkpoint` that names the newest.
         step: In a directory, the checkpoint `model.ckpt-STEP`; 0 is the
             newest.
-
-    Raises:
-        UserError: If a file is missing or damaged, or if the variables do not
-            match the architecture.
     """
     prefix = _find_prefix(path.removesuffix(INDEX_SUFFIX).rstrip("/"), step)
     directory = posixpath.dirname(prefix) or "."
@@ -136,7 +132,6 @@ def _read_variables(
 
 def _find_prefix(path: str, step: int) -> str:
     """The prefix of the checkpoint that a path refers to; see `read`."""
-    prefix = path
     if not exists(path + INDEX_SUFFIX):
         if not tf.io.gfile.isdir(path):
             raise UserError(
@@ -167,15 +162,8 @@ def _find_prefix(path: str, step: int) -> str:
                 remedy="Give the prefix of a checkpoint, e.g. "
                 f"{posixpath.join(path, [*names, 'model.ckpt-best'][0])}.",
             )
-        prefix = posixpath.join(path, wanted)
-    if set(prefix) & set("*?[]\\"):
-        raise UserError(
-            "the path of a checkpoint must have none of * ? [ ] \\, which "
-            "TensorFlow reads as a pattern",
-            received=prefix,
-            remedy="Use a path without them.",
-        )
-    return prefix
+        return posixpath.join(path, wanted)
+    return path
 
 
 def _find_vocabulary(directory: str) -> str:
@@ -223,14 +211,9 @@ class _Header(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def unpacked(archive: str) -> Iterator[str]:
-    """Unpacks the model in an archive for the duration of a `with` block.
+    """Unpacks checkpoint, architecture and vocabulary of an archive.
 
-    Args:
-        archive: A .tar or .tar.gz, local or gs://.
-
-    Yields:
-        A temporary directory with the checkpoint, its architecture and its
-        vocabulary. Other files are not unpacked.
+    Yields a temporary directory, removed at the end of the `with` block.
 
     Raises:
         UserError: If the archive is damaged, exceeds a limit, holds paths

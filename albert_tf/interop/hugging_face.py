@@ -112,10 +112,6 @@ def read(directory: str) -> ModelWeights:
     in `AlbertModel`. Without both, e.g. in `AlbertForMaskedLM`, the sentence
     objective is "none". A missing masked-LM head gets initial random values.
     A warning is logged for each head that is filled.
-
-    Raises:
-        UserError: If a file is missing, truncated, or of a format that can
-            run code, or if this project does not support the model.
     """
     config_file = posixpath.join(directory, CONFIG_FILE)
     stored = load_json(config_file)
@@ -605,8 +601,7 @@ def tokenizer_files(
     tokenizer_template.json has what does not depend on the vocabulary.
 
     Args:
-        tokenizer: The tokenizer of the vocabulary.
-        vocabulary: Path of the SentencePiece model.
+        tokenizer: Of the SentencePiece model whose path is `vocabulary`.
         max_length: Maximum number of tokens in the model's input.
     """
     # Imported late, since it takes as long as all other imports here.

@@ -69,4 +69,7 @@ def make_archive(path, directory):
 
 
 def change_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    """Replaces values of an object; None removes one."""
+    content = json.loads(path.read_text()) | changes
+    kept = {name: value for name, value in content.items() if value is not None}
+    path.write_text(json.dumps(kept))

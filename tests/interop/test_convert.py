@@ -298,9 +298,7 @@ def test_the_number_of_choices_is_a_setting_of_the_conversion(tmp_path, caplog):
     head = HEADS["multiple_choice"]
     source = tmp_path / "hf"
     hugging_face.write(random_weights(TINY, "none", head=head), str(source))
-    stored = json.loads((source / "config.json").read_text())
-    del stored["num_choices"]
-    (source / "config.json").write_text(json.dumps(stored))
+    change_json(source / "config.json", num_choices=None)
 
     def num_choices(name, **settings):
         return converted(source, tmp_path / name, **settings).head.num_choices

@@ -5,18 +5,26 @@ import dataclasses
 import numpy as np
 import pytest
 
-from albert_tf.config import PARAMETER_SHARING, TaskHeadConfig
+from albert_tf.config import PARAMETER_SHARING
 from albert_tf.errors import UserError
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
-from tests.helpers.tiny_albert import TINY, outputs_of, random_weights
+from tests.helpers.tiny_albert import (
+    HEADS,
+    TINY,
+    outputs_of,
+    random_weights,
+)
 
 
-@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+@pytest.mark.parametrize(
+    ("objective", "head"),
+    [("sop", None), ("none", None), *(("none", h) for h in HEADS.values())],
+)
 @pytest.mark.parametrize("embedding_size", [4, 6])
 @pytest.mark.parametrize("sharing", PARAMETER_SHARING)
 def test_paths_and_shapes_are_those_of_the_model(
-    sharing, embedding_size, objective
+    sharing, embedding_size, objective, head
 ):
     config = dataclasses.replace(
         TINY,
@@ -24,28 +32,13 @@ def test_paths_and_shapes_are_those_of_the_model(
         embedding_size=embedding_size,
         num_hidden_groups=1 if sharing == "none" else 2,
     )
-    pretrainer = AlbertPretrainer(config, objective)
-    pretrainer.build()
-    assert {
-        weight.path: weight.shape for weight in list_weights(config, objective)
-    } == {v.path: tuple(v.shape) for v in pretrainer.variables}
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        TaskHeadConfig("classification", ("no", "yes", "maybe")),
-        TaskHeadConfig("multiple_choice", num_choices=4),
-        TaskHeadConfig("question_answering"),
-        TaskHeadConfig("question_answering", squad_head="beam"),
-    ],
-    ids=lambda head: f"{head.kind}_{head.squad_head}",
-)
-def test_paths_and_shapes_are_those_of_the_fine_tuned_model(head):
-    model = AlbertForTask(TINY, head)
+    model = AlbertPretrainer(config, objective)
+    if head is not None:
+        model = AlbertForTask(config, head)
     model.build()
     assert {
-        weight.path: weight.shape for weight in list_weights(TINY, head=head)
+        weight.path: weight.shape
+        for weight in list_weights(config, objective, head)
     } == {v.path: tuple(v.shape) for v in model.variables}
 
 
