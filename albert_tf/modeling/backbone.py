@@ -146,7 +146,9 @@ class Encoder(keras.layers.Layer):
             )
 
         for index in range(len(self.blocks)):
-            block = functools.partial(apply_block, index)
+            block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
+                apply_block, index
+            )
             if self.remat:
                 block = target.fastest(remat)(block)
             hidden = block(hidden)
