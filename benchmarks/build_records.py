@@ -20,6 +20,7 @@ import importlib.util
 import os
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -51,22 +52,13 @@ class BenchmarkConfig(RecordsConfig):
 
 
 class Measured(NamedTuple):
-    """The measurements of a build.
+    """The measurements of a build, over all of its processes."""
 
-    Attributes:
-        examples: Number of examples in train/.
-        wall_s: Wall time.
-        cpu_s: CPU time, summed over all processes.
-        peak_bytes: Largest resident memory of a worker process.
-        main_peak_bytes: Largest resident memory of the main process, which
-            reads the text.
-    """
-
-    examples: int
+    examples: int  # in train/
     wall_s: float
     cpu_s: float
-    peak_bytes: int
-    main_peak_bytes: int
+    peak_bytes: int  # largest resident memory of a worker process
+    main_peak_bytes: int  # of the main process, which reads the text
 
 
 def main(config: BenchmarkConfig) -> None:
@@ -107,24 +99,19 @@ def main(config: BenchmarkConfig) -> None:
                     f"| {alone.wall_s / made.wall_s:.2f} | {memory} |",
                     flush=True,
                 )
-    print()
     print(
-        "| text | MB | dupe_factor | examples | MB per worker "
+        "\n| text | MB | dupe_factor | examples | MB per worker "
         "| MB of the reader |"
     )
     print("|---|---|---|---|---|---|")
+    repeated = f"{config.copies} times, documents in other orders"
     for name, paths, dupe_factor in (
         ("once", texts, 1),
         ("once", texts, 40),
-        (
-            f"{config.copies} times, documents in other orders",
-            _repeat(texts, work, config.copies),
-            1,
-        ),
+        (repeated, _repeat(texts, work, config.copies), 1),
     ):
-        made = _build(
-            config, paths, work, dupe_factor, [f"--num_workers={cores}"]
-        )
+        workers = [f"--num_workers={cores}"]
+        made = _build(config, paths, work, dupe_factor, workers)
         size = sum(map(os.path.getsize, paths)) / 1e6
         print(
             f"| {name} | {size:.1f} | {dupe_factor} | {made.examples:,} "
@@ -157,28 +144,21 @@ def _build(
         f"--dupe_factor={dupe_factor}",
         *more_flags,
     ]
-    begin = time.monotonic()
-    before = os.times()
+    begin, before = time.monotonic(), os.times()
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         peaks: dict[int, int] = collections.defaultdict(int)
         while process.poll() is None:
             for pid in (process.pid, *_children(process.pid)):
                 peaks[pid] = max(peaks[pid], _peak_memory(pid))
             time.sleep(0.05)
-    wall_s = time.monotonic() - begin
-    after = os.times()
+    wall_s, after = time.monotonic() - begin, os.times()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed")
     main_peak = peaks.pop(process.pid)
     return Measured(
         examples=read_metadata(str(output_dir / TRAIN)).num_examples,
         wall_s=wall_s,
-        cpu_s=(
-            after.children_user
-            + after.children_system
-            - before.children_user
-            - before.children_system
-        ),
+        cpu_s=sum(after[2:4]) - sum(before[2:4]),  # of child processes
         peak_bytes=max(peaks.values(), default=main_peak),
         main_peak_bytes=main_peak,
     )
@@ -222,23 +202,22 @@ def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:
 
 
 def _children(pid: int) -> list[int]:
-    try:
-        text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:  # the process has just ended
-        return []
-    return [int(child) for child in text.split()]
+    children = _read_proc(pid, f"task/{pid}/children")
+    return [int(child) for child in children.split()]
 
 
 def _peak_memory(pid: int) -> int:
     """Largest resident memory of a process so far, in bytes."""
+    found = re.search(r"VmHWM:\s+(\d+)", _read_proc(pid, "status"))
+    return int(found[1]) * 1024 if found else 0
+
+
+def _read_proc(pid: int, name: str) -> str:
+    """A file about a process; "" once the process has ended."""
     try:
-        status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return 0
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+        return pathlib.Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ a mean over the seeds. The same command continues an interrupted benchmark.
 import collections
 import dataclasses
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -123,21 +124,13 @@ def main(config: BenchmarkConfig) -> None:
 def first_questions(
     data_dir: pathlib.Path, examples_per_class: int
 ) -> list[str]:
-    """The first training questions of each class, as lines of JSON.
-
-    Args:
-        data_dir: Directory with train.jsonl.
-        examples_per_class: Number of questions; 0 is all.
-    """
-    lines = (data_dir / "train.jsonl").read_text().splitlines()
-    if not examples_per_class:
-        return lines
+    """The first lines of train.jsonl of each class; 0 is all lines."""
     counts: collections.Counter[str] = collections.Counter()
     kept = []
-    for line in lines:
+    for line in (data_dir / "train.jsonl").read_text().splitlines():
         category = json.loads(line)["category"]
         counts[category] += 1
-        if counts[category] <= examples_per_class:
+        if counts[category] <= (examples_per_class or math.inf):
             kept.append(line)
     return kept
 
@@ -176,10 +169,7 @@ def _run(
 def tables(accuracies: Mapping[str, Sequence[float]]) -> str:
     """Two Markdown tables: accuracies by seed, and differences from scratch.
 
-    Args:
-        accuracies: By start, the accuracy of each seed, in [0, 1]; one of the
-            starts is "from scratch". With one seed, there is only the first
-            table, without mean and deviation.
+    With one seed, there is only the first, without mean and deviation.
     """
     scratch = accuracies[_SCRATCH]
     spreads = {name: spread(values) for name, values in accuracies.items()}

@@ -81,19 +81,13 @@ class BenchmarkConfig(settings.Config):
 class Comparison(NamedTuple):
     """Results of the trainer, and of PyTorch with and without bias correction.
 
-    Attributes:
-        ours, theirs: `LOSSES` by step, `(steps, 2)`.
-        same: Relative differences between trainer and PyTorch, `(steps, 2)`.
-        apart: Relative differences between PyTorch with and without bias
-            correction, `(steps, 2)`.
-        same_weights, apart_weights: Differences of the final weights,
-            relative to their change.
+    Differences are relative; those of weights, to the change of the weights.
     """
 
-    ours: np.ndarray
+    ours: np.ndarray  # `LOSSES` by step, `(steps, 2)`
     theirs: np.ndarray
-    same: np.ndarray
-    apart: np.ndarray
+    same: np.ndarray  # differences between trainer and PyTorch, `(steps, 2)`
+    apart: np.ndarray  # between PyTorch with and without bias correction
     same_weights: float
     apart_weights: float
 
@@ -182,9 +176,11 @@ def _draw(compared: Mapping[str, Comparison]) -> bytes:
         ):
             column[0].set_title(TITLES[optimizer])
             for task, name in enumerate(LOSSES):
+                axes, thin = column[task], {"linewidth": 0.8, "ls": "--"}
                 ours, theirs = comparison.ours, comparison.theirs
-                _draw_losses(column[task], ours[:, task], theirs[:, task])
-                column[task].set_ylabel(name)
+                axes.plot(ours[:, task], OURS, linewidth=3, label="albert_tf")
+                axes.plot(theirs[:, task], THEIRS, label="PyTorch", **thin)
+                axes.set_ylabel(name)
             _draw_differences(column[2], comparison)
         for axes in rows[:, 1:].flat:
             axes.set_ylabel("")
@@ -202,13 +198,6 @@ def _draw(compared: Mapping[str, Comparison]) -> bytes:
             rb"(\d\.\d)\d+", rb"\1", path[0].replace(b" \nL ", b"L")
         ),
         file.getvalue(),
-    )
-
-
-def _draw_losses(axes: Axes, ours: np.ndarray, theirs: np.ndarray) -> None:
-    axes.plot(ours, color=OURS, linewidth=3, label="albert_tf")
-    axes.plot(
-        theirs, color=THEIRS, linewidth=0.8, label="PyTorch", linestyle="--"
     )
 
 

@@ -83,11 +83,7 @@ def main(config: BenchmarkConfig) -> None:
             name: statistics.median(step["s"] for step in made)
             for name, made in steps.items()
         }
-        others = [
-            median
-            for name, median in medians.items()
-            if not name.startswith("albert_tf")
-        ]
+        others = [m for n, m in medians.items() if "albert_tf" not in n]
         for name, made in steps.items():
             ratio = f"{min(others) / medians[name]:.2f}" if others else ""
             print(
@@ -103,13 +99,7 @@ def main(config: BenchmarkConfig) -> None:
 def measure(
     config: BenchmarkConfig, work: Work
 ) -> dict[str, list[dict[str, float]]]:
-    """Runs the contenders whose packages are there, in turns by steps.
-
-    Returns:
-        By contender, for each step: `s`, its wall time; `cpu_s`, its CPU time,
-        summed over cores, which is meaningful on a busy machine, too; and
-        `peak_bytes`, the largest resident memory of its process.
-    """
+    """What each contender prints for each step; they take turns."""
     processes = {}
     for name in config.contenders:
         python = getattr(config, f"python_{name}", sys.executable)
@@ -119,7 +109,10 @@ def measure(
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
     for _ in range(config.rounds):
         for name, process in processes.items():
-            steps[name].append(_take_step(process))
+            assert process.stdin and process.stdout
+            process.stdin.write("\n")
+            process.stdin.flush()
+            steps[name].append(json.loads(process.stdout.readline()))
     for process in processes.values():
         process.communicate()
     return steps
@@ -149,14 +142,6 @@ def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
         why = log.read().strip().splitlines()[-1:]
     print(f"{name}: left out: {' '.join(why)}", file=sys.stderr)
     return None
-
-
-def _take_step(process: subprocess.Popen) -> dict[str, float]:
-    """Runs one step; returns its times and the peak memory of its process."""
-    assert process.stdin and process.stdout
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -26,21 +27,14 @@ NOT_DECAYED = ["LayerNorm", "layer_norm", "bias", "norm"]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A training step of ALBERT-base: both losses, LAMB.
-
-    Attributes:
-        batch, length, predictions: Sizes of the batch.
-        bfloat16: Whether matrix products are bfloat16.
-        dropout: Dropout rate of hidden states and attention probabilities.
-        threads: Number of threads for one operation.
-    """
+    """A training step of ALBERT-base: both losses, LAMB."""
 
     batch: int
     length: int
     predictions: int
-    bfloat16: bool
-    dropout: float
-    threads: int
+    bfloat16: bool  # in matrix products
+    dropout: float  # of hidden states and attention probabilities
+    threads: int  # for one operation
 
     def arrays(self) -> dict[str, np.ndarray]:
         """A batch of random tokens without padding, as the input has it."""
@@ -148,21 +142,32 @@ def keras_hub(work: Work) -> Step:
     optimizer.build(variables)
     batch = {k: tf.constant(v) for k, v in work.arrays().items()}
 
-    def forward(batch: dict) -> tuple:
-        outputs = backbone(
-            {
-                "token_ids": batch["input_ids"],
-                "segment_ids": batch["segment_ids"],
-                "padding_mask": batch["input_mask"],
-            },
-            training=True,
-        )
-        return (
-            head(outputs["sequence_output"], batch["masked_lm_positions"]),
-            sentence(outputs["pooled_output"]),
-        )
+    inputs = {
+        "token_ids": batch["input_ids"],
+        "segment_ids": batch["segment_ids"],
+        "padding_mask": batch["input_mask"],
+    }
 
-    return _tensorflow_step(tf, forward, variables, optimizer, batch)
+    @tf.function
+    def step(inputs: dict, batch: dict) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = backbone(inputs, training=True)
+            hidden = outputs["sequence_output"]
+            logits = head(hidden, batch["masked_lm_positions"])
+            sentence_logits = sentence(outputs["pooled_output"])
+            labels = batch["masked_lm_ids"]
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits
+            loss = tf.reduce_mean(
+                losses(labels, tf.cast(logits, tf.float32))
+            ) + tf.reduce_mean(
+                losses(batch["next_sentence_labels"][:, 0], sentence_logits)
+            )
+        gradients = tape.gradient(loss, variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return lambda: float(step(inputs, batch))
 
 
 def hugging_face(work: Work) -> Step:
@@ -260,44 +265,10 @@ def _tensorflow(work: Work) -> Any:
     return tf
 
 
-def _tensorflow_step(
-    tf: Any, forward: Any, variables: list, optimizer: Any, batch: dict
-) -> Step:
-    """A training step of the usual kind, in one graph."""
-
-    @tf.function
-    def step(batch: dict) -> Any:
-        with tf.GradientTape() as tape:
-            logits, sentence_logits = forward(batch)
-            labels = batch["masked_lm_ids"]
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits
-            loss = tf.reduce_mean(
-                losses(labels, tf.cast(logits, tf.float32))
-            ) + tf.reduce_mean(
-                losses(batch["next_sentence_labels"][:, 0], sentence_logits)
-            )
-        gradients = tape.gradient(loss, variables)
-        gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return loss
-
-    return lambda: float(step(batch))
-
-
 CONTENDERS: dict[str, Callable[[Work], Step]] = {
     contender.__name__: contender
-    for contender in (
-        albert_tf,
-        albert_tf_remat,
-        keras_hub,
-        hugging_face,
-    )
+    for contender in (albert_tf, albert_tf_remat, keras_hub, hugging_face)
 }
-
-
-def _peak_bytes() -> int:
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def main() -> None:
@@ -306,13 +277,14 @@ def main() -> None:
     step = CONTENDERS[name](Work(**json.loads(work)))
     losses = [step(), step()]
     print(json.dumps({"losses": losses}), flush=True)
+    usage = resource.RUSAGE_SELF
     for _ in sys.stdin:
         begin, cpu_begin = time.monotonic(), time.process_time()
         loss = step()
         answer = {
             "s": time.monotonic() - begin,
             "cpu_s": time.process_time() - cpu_begin,
-            "peak_bytes": _peak_bytes(),
+            "peak_bytes": resource.getrusage(usage).ru_maxrss * 1024,
             "loss": loss,
         }
         print(json.dumps(answer), flush=True)
