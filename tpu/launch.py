@@ -157,7 +157,7 @@ def call(command: list[str], limit_s: float, capture: bool) -> Done:
 
 
 def show(command: list[str], limit_s: float, capture: bool) -> Done:
-    """Prints a command instead of running it; every state is ACTIVE."""
+    """Prints a command instead; every state is ACTIVE."""
     print(shlex.join(command))
     return Done(command, 0, "ACTIVE")
 
@@ -168,14 +168,7 @@ def say(text: str) -> None:
 
 
 class Slice:
-    """The commands for one slice. Those that return an int return a status.
-
-    Args:
-        settings: `SETTINGS` as attributes; numbers are int.
-        training_flags: The flags of training.
-        archive: Where to put the packed code.
-        call: Runs the commands of gcloud.
-    """
+    """The commands for one slice; those that return an int return a status."""
 
     def __init__(
         self, settings: Any, training_flags: list[str], archive: str, call: Call
@@ -325,25 +318,21 @@ class Slice:
 
     def install(self) -> int:
         """Copies the archive to all hosts, and installs it."""
+        copy = "scp", self._archive, f"{self._login}:", "--worker=all"
+        unpack = (
+            "rm -rf albert_tf && mkdir albert_tf && tar -xzf "
+            f"albert_tf.tar.gz -C albert_tf && bash {ON_HOST} install"
+        )
         return (
             self._refuse_if_running()
-            or self._connect(
-                "scp", self._archive, f"{self._login}:", "--worker=all"
-            ).returncode
-            or self._remote(
-                "all",
-                "rm -rf albert_tf && mkdir albert_tf && tar -xzf "
-                f"albert_tf.tar.gz -C albert_tf && bash {ON_HOST} install",
-            ).returncode
+            or self._connect(*copy).returncode
+            or self._remote("all", unpack).returncode
         )
 
     def _refuse_if_running(self) -> int:
-        """Fails if training is running, which only host 0 knows.
-
-        Otherwise, it would lose its modules and servers on all hosts.
-        """
+        """Otherwise, training would lose its modules and servers."""
         return self._remote(
-            "0",
+            "0",  # only this host knows
             f'if [ -f {ON_HOST} ] && [ "$(bash {ON_HOST} status)" = running ]; '
             "then echo 'error: training must not be running' >&2; exit 1; fi",
         ).returncode
@@ -465,10 +454,7 @@ class Run:
             self._failures += 1
             if self._failures < self._settings.max_failures:
                 self._slice.delete()
-        elif request == "SUSPENDED" or slice_state in (
-            "PREEMPTED",
-            "TERMINATED",
-        ):
+        elif {request, slice_state} & {"SUSPENDED", "PREEMPTED", "TERMINATED"}:
             self._count_preemption()
             self._slice.delete()
         elif request in ("SUSPENDING", "DELETING"):

@@ -117,41 +117,28 @@ def parse(name: str) -> Slice:
             received=repr(name),
             remedy="Examples: v5e:16x16, v4:4x4x8, v5litepod-256, v3-32.",
         )
-    dimensions = TPU_CHIPS[version].dimensions
+    chip = TPU_CHIPS[version]
+    per_chip = 2 if version in _COUNTED_BY_CORES else 1
+    types: dict[str, tuple[int, ...]] = {
+        str(math.prod(shape) * per_chip): shape
+        for shape in _SHAPES[chip.dimensions]
+        if math.prod(shape) <= chip.largest
+        # v2 and v3 have no slices of 1 or 8 chips by these names.
+        and (shape not in ((1, 1), (2, 4)) or per_chip == 1)
+    }
+    shape = types.get(size, ())
     if ":" in name or "x" in size:
         numbers = size.split("x")
-        if len(numbers) != dimensions or not all(
-            n.isdecimal() and int(n) for n in numbers
-        ):
-            example = (4, 4, 8)[-dimensions:]
-            raise UserError(
-                f"topology of {version} must have {dimensions} dimensions",
-                received=repr(name),
-                remedy=f"Example: {Slice(version, example)}.",
-            )
-        found = Slice(version, tuple(map(int, numbers)))
-    else:
-        per_chip = 2 if version in _COUNTED_BY_CORES else 1
-        types = {
-            math.prod(shape) * per_chip: shape
-            for shape in _SHAPES[dimensions]
-            if math.prod(shape) <= TPU_CHIPS[version].largest
-            # v2 and v3 have no slices of 1 or 8 chips by these names.
-            and (shape not in ((1, 1), (2, 4)) or per_chip == 1)
-        }
-        if not size.isdecimal() or int(size) not in types:
-            prefix = name.split("-")[0]
-            raise UserError(
-                f"topology must be an accelerator type of {version}, "
-                "or a shape",
-                received=repr(name),
-                remedy=f"Types: {', '.join(f'{prefix}-{n}' for n in types)}.",
-            )
-        found = Slice(version, types[int(size)])
-    if found.num_chips > found.chip.largest:
+        shape = tuple(int(n) if n.isdecimal() else 0 for n in numbers)
+    num_chips = math.prod(shape)
+    if len(shape) != chip.dimensions or not 0 < num_chips <= chip.largest:
+        prefix = name.replace(":", "-").split("-")[0]
+        example = Slice(version, (4, 4, 8)[-chip.dimensions :])
         raise UserError(
-            f"topology of {version} must have at most {found.chip.largest} "
-            "chips",
-            received=f"{name}, with {found.num_chips}",
+            f"topology of {version} must have {chip.dimensions} dimensions and "
+            f"at most {chip.largest} chips, or be an accelerator type",
+            received=repr(name),
+            remedy=f"Example: {example}. "
+            f"Types: {', '.join(f'{prefix}-{n}' for n in types)}.",
         )
-    return found
+    return Slice(version, shape)

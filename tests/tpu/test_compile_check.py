@@ -1,7 +1,6 @@
 """Estimates of training steps: from made-up programs, and by the compiler."""
 
 import dataclasses
-import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -150,30 +149,23 @@ def test_the_compilers_error_is_printed(capsys):
 
 
 @pytest.mark.tpu_compile
-def test_the_command_reads_slice_and_compiler_flags_from_a_flag_file(tmp_path):
+def test_the_command_reads_compiler_flags_from_a_flag_file(tmp_path):
     """The compiler refuses an unknown flag."""
     hardware = tmp_path / "hardware.flags"
-    hardware.write_text("--accelerator_type=v5litepod-8\n")
-    command = [sys.executable, "-m", "tpu.compile_check", "--quick", "--json"]
+    hardware.write_text(
+        "--accelerator_type=v5litepod-8\n"
+        "--libtpu_init_args=--xla_flag_that_does_not_exist=true\n"
+    )
+    command = [sys.executable, "-m", "tpu.compile_check", "--quick"]
     command += tiny_run.as_flags(tiny_config(), tmp_path / "model.json")
     command += [f"--flagfile={hardware}"]
-    run = functools.partial(
-        subprocess.run, command, cwd=ROOT, capture_output=True, check=False
-    )
-    done = run()
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["topology"], found["num_cores"]) == ("v5e:2x4", 8)
-    assert found["peak_bytes"] > 0 and "libtpu" in found["versions"]
-    with hardware.open("a") as file:
-        file.write("--libtpu_init_args=--xla_flag_that_does_not_exist=true\n")
-    done = run()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert done.returncode not in (0, compile_check.EXIT_DOES_NOT_COMPILE)
     assert b"xla_flag_that_does_not_exist" in done.stderr
 
 
 @pytest.mark.tpu_compile
-def test_the_step_compiles_for_a_slice_and_keeps_recomputation():
+def test_the_step_compiles_for_a_slice_and_keeps_recomputation(capsys):
     """Otherwise, the compiler would merge the two computations of --remat.
 
     The slice has two cores per chip.
@@ -181,9 +173,11 @@ def test_the_step_compiles_for_a_slice_and_keeps_recomputation():
     config = small_config(
         global_batch_size=32 * 4 * 8, gradient_accumulation_steps=4, remat=True
     )
-    found = compile_check.estimate(
-        config, topologies.parse("v3:2x2"), quick=True
-    )
+    settings = {"topology": "v3:2x2", "quick": True, "json": True}
+    assert not compile_check.main(CompileCheckConfig(run=config, **settings))
+    found = json.loads(capsys.readouterr().out)
+    found = compile_check.Estimate(**found)
+    assert found.num_cores == 8 and "libtpu" in found.versions
     assert not found.error
     assert found.uncounted_loops == 0
     weights = 4 * cost.num_parameters(config.model, "sop")
@@ -296,12 +290,12 @@ def test_a_large_product_runs_at_the_peak():
 
     operands = [tf.TensorSpec([size, size], tf.bfloat16)] * 2
     shares = {}
-    for version, chip in TPU_CHIPS.items():
+    for version in "v4", "v5e", "v5p", "v6e":
+        chip = TPU_CHIPS[version]
         program = compile_for(version, product, *operands)
         seconds = tpu_compiler.program_cost(program).cycles / chip.clock_hz
         shares[version] = 2 * size**3 / seconds / chip.peak_flops
-    # Clocks are rounded: 0.7 GHz of v2 give 2 % more than its peak.
-    assert all(0.75 < share < 1.02 for share in shares.values()), shares
+    assert all(0.75 < share < 1.01 for share in shares.values()), shares
 
 
 @pytest.mark.tpu_compile

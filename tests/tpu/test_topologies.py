@@ -34,10 +34,10 @@ def test_slice_names_give_the_number_of_chips(name):
     ("name", "remedy"),
     [
         ("v9:2x2", "v5e:16x16"),
-        ("v4:4x4", "v4:4x4x8"),
+        ("v4:4x4", "3 dim.*v4:4x4x8"),
         ("v5e:4xfour", "v5e:4x8"),
         ("v3-9", "v3-8, v3-32"),
-        ("v5e:64x64", "at most 256 chips.*4096"),
+        ("v5e:64x64", "at most 256 chips"),
         ("v5p:16x16x16", "at most 2048 chips"),
         ("v5litepod-512", "v5litepod-256\\.$"),
         ("v2-1024", "v2-512\\.$"),
