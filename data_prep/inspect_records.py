@@ -168,8 +168,11 @@ class RecordSet:
 
     def _check_files(self) -> None:
         """Compares the files of the directory with the metadata."""
-        for name in (UNFINISHED_FILE, posixpath.join("..", UNFINISHED_FILE)):
-            if files.exists(posixpath.join(self.directory, name)):
+        # On gs://, ".." is a name like any other.
+        for parent in (self.directory, posixpath.dirname(self.directory)):
+            path = posixpath.join(parent, UNFINISHED_FILE)
+            if files.exists(path):
+                name = posixpath.relpath(path, self.directory)
                 self._refuse(name, "must not exist; the build is unfinished")
         found = f"{len(self.shards)} inspected"
         if self._metadata is None:
