@@ -269,18 +269,16 @@ class SweepConfig(Config):
         "A variant to train, as NAME: FLAGS, with flags of run_pretraining "
         "that override those of all runs, e.g. "
         "--variant='narrow: --model=embedding_size=64'. Give the flag once per "
-        "variant. With --init_checkpoint={run:NAME}, a variant starts from the "
-        "last checkpoint of the earlier variant NAME with the same seed, e.g. "
-        "--variant='long: --init_checkpoint={run:short} --max_seq_length=64'.",
+        "variant. --init_checkpoint={run:NAME} is the last checkpoint of the "
+        "earlier variant NAME with the same seed.",
         repeated=True,
     )
     seeds: tuple[str, ...] = setting(
         (),
         "Seeds, comma-separated, e.g. 1,2,3: each variant is trained once with "
-        "each seed. Empty: once, with the seed of its flags. With --seeds, a "
-        "variant that starts from another one has the seed of that one + 1000, "
-        "so that it reads other batches; without --seeds, set --seed in its "
-        "flags.",
+        "each seed. Empty: once, with the seed of its flags. A variant that "
+        "starts from another one adds 1000 to its seed in --seeds, so that it "
+        "reads other batches.",
     )
     evaluation: tuple[str, ...] = setting(
         (),
@@ -295,10 +293,8 @@ class SweepConfig(Config):
         ("masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"),
         "Columns of the table, comma-separated: METRIC, from the evaluation at "
         "the end of training; NAME/METRIC, from --evaluation='NAME: ...'; or "
-        "training_seconds, the time of all steps, without those that a restart "
-        "repeats, and with those of the variants that it starts from; or "
-        "training_cpu_seconds, the CPU time of these steps, which depends less "
-        "on other work of the machine.",
+        "training_seconds or training_cpu_seconds, the time of all kept steps, "
+        "with those of the variants that it starts from.",
     )
     compare: tuple[str, ...] = setting(
         (),

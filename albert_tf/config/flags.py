@@ -80,30 +80,27 @@ def define(
 def _define_one(
     field: dataclasses.Field, field_type: Any, flag_values: Any
 ) -> None:
-    name, rules = flag_name(field.name), field.metadata
-    default: Any = field.default
-    help_text = rules["help"]
-    definer: Callable[..., Any]
-    if rules["choices"]:
-        absl_flags.DEFINE_enum(
-            name, default, rules["choices"], help_text, flag_values=flag_values
-        )
-        return
-    if field_type == tuple[str, ...]:
-        definer = (
-            absl_flags.DEFINE_multi_string
-            if rules["repeated"]
-            else absl_flags.DEFINE_list
-        )
-        definer(name, list(default), help_text, flag_values=flag_values)
-        return
-    definers: dict[type, Callable[..., Any]] = {
+    rules, default = field.metadata, field.default
+    definers: dict[Any, Callable[..., Any]] = {
         bool: absl_flags.DEFINE_boolean,
         int: absl_flags.DEFINE_integer,
         float: absl_flags.DEFINE_float,
         str: absl_flags.DEFINE_string,
+        tuple[str, ...]: absl_flags.DEFINE_list,
     }
-    definers[field_type](name, default, help_text, flag_values=flag_values)
+    definer = definers[field_type]
+    choices: list[Any] = []
+    if rules["repeated"]:
+        definer = absl_flags.DEFINE_multi_string
+    elif rules["choices"]:
+        definer, choices = absl_flags.DEFINE_enum, [rules["choices"]]
+    definer(
+        flag_name(field.name),
+        list(default) if isinstance(default, tuple) else default,
+        *choices,
+        rules["help"],
+        flag_values=flag_values,
+    )
 
 
 def parse(
@@ -123,14 +120,13 @@ def parse(
     for field, field_type in fields_with_types(config_class):
         if field_type is ModelConfig:
             path = flag_values["albert_config_file"].value
-            if (
-                not path
-                and not flag_values["model"].value
-                and getattr(config_class, "FINDS_MODEL", False)
-                and not flag_values["from_scratch"].value
-            ):
-                continue
             if not path:
+                needed = flag_values["model"].value or (
+                    not getattr(config_class, "FINDS_MODEL", False)
+                    or flag_values["from_scratch"].value
+                )
+                if not needed:
+                    continue
                 raise UserError(
                     "--albert_config_file is required",
                     remedy="Architectures are in configs/models.",

@@ -45,14 +45,11 @@ class Panel:
     """The content of one set of axes.
 
     Attributes:
-        metric: Its name in metrics.jsonl.
-        title: Title with the unit.
         low, high: Metrics that bound a shaded band; without `low` the band
             begins at the metric.
         scale: "linear", "log" or "percent".
         smooth: Whether a smoothed line is drawn over the line of all points.
-        late: Whether the panel shows only the second half of the run, with
-            limits that exclude outliers.
+        late: Only the second half of the run, with limits without outliers.
     """
 
     metric: str
@@ -158,29 +155,19 @@ def references(
 ) -> Iterator[tuple[float, str]]:
     """Yields values to compare a metric with, each with its label."""
     if metric == "masked_lm_loss":
-        entropies = {
-            round(run.records["unigram_entropy_nats"], 3)
-            for run in runs
-            if "unigram_entropy_nats" in run.records
-        }
-        for entropy in sorted(entropies):
+        found = {run.records.get("unigram_entropy_nats", 0.0) for run in runs}
+        for entropy in sorted(found - {0.0}):
             yield entropy, f"unigram entropy {entropy:.2f}"
-    objectives = {
-        run.settings[name]
-        for run in runs
-        if (name := "training.sentence_objective") in run.settings
-    }
+    name = "training.sentence_objective"
+    objectives = {run.settings.get(name) for run in runs} - {None}
     # Both labels are equally frequent.
     if metric == "sentence_order_loss" and objectives:
         yield math.log(2), "chance, ln 2"
     if metric == "sentence_order_accuracy" and objectives:
         yield 0.5, "chance"
-    for objective in sorted(objectives & set(PAPER_REFERENCE)):
-        if metric in PAPER_REFERENCE[objective]:
-            yield (
-                PAPER_REFERENCE[objective][metric],
-                f"paper, base, {objective}, 125k steps",
-            )
+    for objective, values in PAPER_REFERENCE.items():
+        if objective in objectives and metric in values:
+            yield values[metric], f"paper, base, {objective}, 125k steps"
 
 
 def picture(
@@ -188,12 +175,7 @@ def picture(
     metrics: Sequence[str] = (),
     file_format: str = "png",
 ) -> bytes:
-    """Draws the panels in one picture.
-
-    Args:
-        runs: At least one.
-        metrics: Names of the metrics to draw; empty for all.
-        file_format: "png" or "svg".
+    """Draws the panels of some metrics, or of all, as "png" or "svg".
 
     Raises:
         UserError: If no run has a metric.
@@ -329,15 +311,12 @@ def _draw_marks(
     axes: Axes, run: RunHistory, color: str, limits: tuple[float, float]
 ) -> None:
     """Marks the events of a run at the top of the panel."""
-    distance = (limits[1] - limits[0]) * _MARK_DISTANCE
+    distance = (limits[1] - limits[0]) * _MARK_DISTANCE or 1.0
     on_top = axes.get_xaxis_transform()
     for kind, (_, marker) in MARKS.items():
         steps = [e["step"] for e in run.events if e["event"] == kind]
-        drawn: list[float] = []
-        for x in sorted(steps):
-            is_apart = not drawn or x - drawn[-1] >= distance
-            if limits[0] <= x <= limits[1] and is_apart:
-                drawn.append(x)
+        inside = (x for x in steps if limits[0] <= x <= limits[1])
+        drawn = sorted({x // distance: x for x in inside}.values())
         if not drawn:
             continue
         axes.vlines(

@@ -43,50 +43,47 @@ CAUSES = ("steps", "input", "compiling", "evaluation", *EVENT_FACTS)
 
 
 class Curve:
-    """The values of a metric by step.
+    """The values of a metric by rising step, without NaN and infinity.
 
     Attributes:
-        steps, values: The points with finite values, by rising step.
-        num_not_finite: Number of omitted values: NaN and infinity.
+        num_not_finite: Number of omitted values.
     """
 
     def __init__(self) -> None:
-        self.steps = array.array("d")
-        self.values = array.array("d")
+        self._steps = array.array("d")
+        self._values = array.array("d")
         self.num_not_finite = 0
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self._steps)
 
     def add(self, step: float, value: float) -> None:
         """Adds a point; steps must rise."""
         if math.isfinite(value):
-            self.steps.append(step)
-            self.values.append(value)
+            self._steps.append(step)
+            self._values.append(value)
         else:
             self.num_not_finite += 1
 
     @property
     def last(self) -> tuple[float, float]:
         """Step and value of the last point; 0 and NaN without points."""
-        return (self.steps[-1], self.values[-1]) if self else (0.0, math.nan)
+        return (self._steps[-1], self._values[-1]) if self else (0.0, math.nan)
 
     @property
     def mean(self) -> float:
         """Mean of all values; NaN without points."""
-        return float(np.mean(self.values)) if self else math.nan
+        return float(np.mean(self._values)) if self else math.nan
 
-    def points(self) -> np.ndarray:
-        """Returns all points, float64, `(points, 2)`: step and value."""
-        return np.array([self.steps, self.values]).T
+    def _points(self) -> np.ndarray:
+        return np.column_stack([self._steps, self._values])
 
     def extremes(self) -> np.ndarray:
-        """Returns the points to draw, so that no spike is lost.
+        """Returns points with steps and values, float64, `(points, 2)`.
 
-        Of each group of neighboring points, these are the lowest and the
-        highest one; and the last point.
+        All points or, of many, lowest and highest of each bucket and the last.
         """
-        points = self.points()
+        points = self._points()
         if len(points) <= 2 * NUM_BUCKETS:
             return points
         kept = {len(points) - 1}
@@ -101,7 +98,7 @@ class Curve:
         Near the first point the window shrinks on both sides, so that a steep
         start stays steep. Near the last point it shrinks only on the right.
         """
-        points = self.points()
+        points = self._points()
         if not len(points):
             return points
         buckets = np.array_split(points, min(NUM_BUCKETS, len(points)))
@@ -130,18 +127,15 @@ class RunHistory:
 
     Attributes:
         curves: By split, "train" or "eval", and name of the metric.
-        tokens: Number of tokens of the kept steps, padding included; 0 if
-            unknown.
+        tokens: Number of tokens of the kept steps, with padding; 0 if unknown.
         events: Lines of events.jsonl, except for checkpoints.
-        seconds: Time by cause, for the causes that the logs give. "steps" is
-            the time of the kept steps, without waiting for input.
+        seconds: Time by cause. "steps" is the time of the kept steps, without
+            waiting for input.
         times: Unix seconds of the start of the first process and of the last
             event; None without events.
-        settings: By group and name, e.g. "optimizer.learning_rate", as in
-            config.json; empty without that file.
+        settings: By dotted name, from config.json; empty without that file.
         records: Metadata of the records; empty if unknown.
-        checkpoints, best_checkpoints: Checkpoints in the run directory, by
-            step, damaged ones included.
+        checkpoints, best_checkpoints: By step, with damaged ones.
 
     Raises:
         UserError: If the directory holds no metrics.

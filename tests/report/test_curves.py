@@ -1,17 +1,12 @@
-import json
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from albert_tf.errors import UserError
 from albert_tf.report import curves
-from albert_tf.report.runs import RunHistory
 from tests.helpers.logged_run import (
     SETTINGS,
     read_run,
-    write_lines,
-    write_run,
 )
 
 
@@ -69,21 +64,6 @@ def late_panels(*runs):
     return [panel.metric for panel in panels if panel.late]
 
 
-def test_a_second_half_without_points_has_no_panel(tmp_path):
-    """A short run beside a long one that has other metrics."""
-    short = read_run(tmp_path / "short", [5.0] * 30)
-    (tmp_path / "long").mkdir()
-    lines = [
-        {"split": "train", "step": 10 * number, "loss": 1.0}
-        for number in range(30)
-    ]
-    write_lines(tmp_path / "long" / "metrics.jsonl", lines)
-    runs = [short, RunHistory(str(tmp_path / "long"), "long")]
-    curves.picture(runs)
-    assert late_panels(*runs) == []
-    assert late_panels(short) == ["masked_lm_loss"]
-
-
 def test_a_run_whose_loss_becomes_nan_is_drawn(tmp_path):
     losses = [5.0] * 25 + [float("nan")] * 35
     run = read_run(tmp_path / "run", losses)
@@ -128,22 +108,6 @@ def test_events_are_marked_at_their_steps(tmp_path):
     plain = read_run(tmp_path / "plain", [5.0] * 31, settings=SETTINGS)
     axes, unmarked = axes_of("dropout", run), axes_of("dropout", plain)
     assert axes.get_ylim() == unmarked.get_ylim()
-
-
-def test_marks_at_nearly_the_same_step_are_drawn_once(tmp_path):
-    events = [
-        {"time": 0.0, "event": "resume", "step": step}
-        for step in (1000, 1001, 1002, 2000)
-    ]
-    losses = [5.0, 5.0]
-    run_dir = write_run(tmp_path / "run", losses, events)
-    line = {"split": "train", "step": 3000, "masked_lm_loss": 4.0}
-    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
-    lines = lines_of("masked_lm_loss", RunHistory(run_dir, "run"))
-    assert [xs for xs, _, marker in lines if marker == "v"] == [
-        [[1000, 1], [2000, 1]]
-    ]
 
 
 def test_curves_are_compared_with_the_paper_and_the_corpus(tmp_path):

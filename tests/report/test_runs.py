@@ -93,9 +93,3 @@ def test_tokens_are_those_of_the_batches_of_each_line(tmp_path):
     )
     run = RunHistory(run_dir, "run")
     assert run.tokens == 10 * 256 + 20 * 128 + 10 * 256
-
-
-def test_each_choice_of_a_question_is_a_sequence_of_tokens(tmp_path):
-    settings = SETTINGS | {"head": {"num_choices": 4}}
-    run_dir = write_run(tmp_path / "run", [8.0], settings=settings)
-    assert RunHistory(run_dir, "run").tokens_per_step() == 8 * 4 * 32
