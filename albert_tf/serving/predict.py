@@ -42,8 +42,9 @@ SENTENCE_SIGNATURES = {
     "nsp": SentenceSignature("next_sentence", ("next", "random"), "next"),
 }
 
-# Largest number of windows of documents in a request.
-_MAX_WINDOWS = 32
+# Largest number of texts, or of windows of documents, in a request. It bounds
+# the memory: a thousand long texts would take 16 GB.
+_MAX_ROWS = 32
 
 # Names of inputs -> nested lists of texts or ids.
 Inputs = Mapping[str, Sequence[Any]]
@@ -117,6 +118,19 @@ def _read_serving(saved_model_dir: str) -> dict[str, Any]:
     return load_json(path)
 
 
+def predict_in_parts(
+    client: Client, signature: str, inputs: Inputs
+) -> dict[str, Any]:
+    """`Client.predict`, in requests of bounded size."""
+    (num_rows,) = {len(values) for values in inputs.values()}
+    outputs: dict[str, Any] = {}
+    for begin in range(0, num_rows, _MAX_ROWS):
+        part = {n: v[begin : begin + _MAX_ROWS] for n, v in inputs.items()}
+        for name, values in client.predict(signature, part).items():
+            outputs.setdefault(name, []).extend(values)
+    return outputs
+
+
 def print_responses(
     client: Client, texts: TextsConfig, saved_model_dir: str
 ) -> None:
@@ -156,7 +170,7 @@ def _print_filled(
             signatures,
             "Export the run again without --notext_signatures.",
         )
-    answer = client.predict("fill_mask_text", {"text": texts})
+    answer = predict_in_parts(client, "fill_mask_text", {"text": texts})
     for text, *rows in zip(
         texts, answer["top_pieces"], answer["top_probabilities"], strict=True
     ):
@@ -185,7 +199,8 @@ def _print_order(
             "trained with --sentence_objective=sop or nsp.",
         )
     second_texts = texts.second_texts()
-    answer = client.predict(
+    answer = predict_in_parts(
+        client,
         f"{sentence.name}_text_pair",
         {"text": texts.text, "text_pair": second_texts},
     )
@@ -262,7 +277,8 @@ def ask(
     if texts.text_pair:
         inputs["text_pair"] = texts.second_texts()
     suffix = "_pair" if texts.text_pair else ""
-    return list(_read_answers(client.predict(task.signature + suffix, inputs)))
+    outputs = predict_in_parts(client, task.signature + suffix, inputs)
+    return list(_read_answers(outputs))
 
 
 def _check(task: Task, texts: TextsConfig) -> None:
@@ -335,12 +351,13 @@ def _answer_questions(
     ]
     longest = max(int(row["input_mask"].sum()) for row in rows)
     names = (*ModelInputs._fields, *["p_mask"] * is_beam)
-    parts = []
-    for begin in range(0, len(rows), _MAX_WINDOWS):
-        part = rows[begin : begin + _MAX_WINDOWS]
-        inputs = {n: [row[n][:longest].tolist() for row in part] for n in names}
-        parts.append(client.predict("score_spans", inputs))
-    scores = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+    inputs = {n: [row[n][:longest].tolist() for row in rows] for n in names}
+    scores = {
+        name: np.array(values)
+        for name, values in predict_in_parts(
+            client, "score_spans", inputs
+        ).items()
+    }
     for name, values in scores.items():
         if values.dtype.kind == "f":
             # Sums of float32 numbers are those of --mode=predict.

@@ -10,6 +10,7 @@ import pytest
 from albert_tf.config import PredictConfig, TextsConfig
 from albert_tf.errors import UserError
 from albert_tf.predict import main
+from albert_tf.serving import predict
 from albert_tf.serving.predict import (
     LocalClient,
     ask,
@@ -140,6 +141,27 @@ def test_a_pretrained_model_judges_pairs(
         f"{told:.1%} {word}: {first} | It",
         f"{turned:.1%} {word}: {second} | It",
     ]
+
+
+def test_texts_are_asked_in_requests_of_bounded_size(
+    exported, capsys, monkeypatch
+):
+    """Of different numbers of masks; the answers are those of one request."""
+    texts = ("[MASK]", "a [MASK] b [MASK].", "no", "[MASK]?", "c [MASK]")
+    config = PredictConfig(texts, saved_model_dir=str(exported("sop")))
+    main(config)
+    printed = capsys.readouterr().out
+    sizes, ask_once = [], LocalClient.predict
+
+    def count(client, signature, inputs):
+        sizes.extend(map(len, inputs.values()))
+        return ask_once(client, signature, inputs)
+
+    monkeypatch.setattr(LocalClient, "predict", count)
+    monkeypatch.setattr(predict, "_MAX_ROWS", 2)
+    main(config)
+    assert capsys.readouterr().out == printed
+    assert sizes == [2, 2, 1]
 
 
 def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
