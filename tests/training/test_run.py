@@ -184,9 +184,17 @@ def test_a_last_save_without_an_answer_calls_for_a_retry(tmp_path, monkeypatch):
         run_with(config, requested_stop())
 
 
+@pytest.fixture(scope="module")
+def expected_lines(tiny_records, tmp_path_factory):
+    """The log of an undisturbed run that evaluates every four steps."""
+    run_dir = tmp_path_factory.mktemp("run")
+    train(tiny_run.make_config(tiny_records, run_dir, eval_every_n_steps=4))
+    return lines_without_timing(run_dir)
+
+
 @pytest.mark.slow
 def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
-    tiny_records, tmp_path, monkeypatch
+    expected_lines, tiny_records, tmp_path, monkeypatch
 ):
     """Even if that process is interrupted, too; within a run, and at its end.
     It is logged once. A process without held-out records leaves it out.
@@ -196,7 +204,6 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
         changes = {"eval_every_n_steps": 4, **changes}
         return tiny_run.make_config(tiny_records, tmp_path / name, **changes)
 
-    train(config("alone"))
     evaluate_whole = evaluate.Evaluator._collect
     for cut_at in (4, 12, 12):
         stop = StopRequest(tf.Variable(0.0))
@@ -217,42 +224,34 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
     without = config("without", eval_input_file=(), eval_every_n_steps=0)
     assert train(without) == 0
     assert train(config("cut")) == 0
-    assert lines_without_timing(tmp_path / "cut") == lines_without_timing(
-        tmp_path / "alone"
-    )
+    assert lines_without_timing(tmp_path / "cut") == expected_lines
 
 
 @pytest.mark.slow
 def test_after_a_failed_evaluation_only_the_evaluation_is_repeated(
-    tiny_records, tmp_path
+    expected_lines, tiny_records, tmp_path
 ):
     """A shard of the held-out records is damaged, and later repaired."""
     shutil.copytree(tiny_records, tmp_path / "records")
     (shard,) = (tmp_path / "records/eval").glob("*.tfrecord")
 
-    def config(name):
-        return tiny_run.make_config(
-            tmp_path / "records",
-            tmp_path / name,
-            num_train_steps=6,
-            eval_every_n_steps=4,
-            save_checkpoints_steps=100,
-        )
-
-    train(config("alone"))
+    config = tiny_run.make_config(
+        tmp_path / "records",
+        tmp_path / "run",
+        eval_every_n_steps=4,
+        save_checkpoints_steps=100,
+    )
     intact = shard.read_bytes()
     shard.write_bytes(intact[:100])
     for _ in range(2):
         with pytest.raises(UserError, match=f"record 0 of {shard}"):
-            train(config("failed"))
-        checkpoints = list_checkpoints(str(tmp_path / "failed/checkpoints"))
+            train(config)
+        checkpoints = list_checkpoints(str(tmp_path / "run/checkpoints"))
         assert [c.step for c in checkpoints] == [0, 4]
         assert checkpoints[-1].notes["to_evaluate"]
     shard.write_bytes(intact)
-    assert train(config("failed")) == 0
-    assert lines_without_timing(tmp_path / "failed") == lines_without_timing(
-        tmp_path / "alone"
-    )
+    assert train(config) == 0
+    assert lines_without_timing(tmp_path / "run") == expected_lines
 
 
 # --- checkpoints ------------------------------------------------------------
