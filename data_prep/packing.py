@@ -213,6 +213,8 @@ class BestFit:
         # The open rows, sorted: room for tokens, the last example, room for
         # masked tokens, all examples.
         self._open: list[tuple[int, int, int, list[int]]] = []
+        # No open row has an earlier first example.
+        self._oldest = 0
 
     def add(self, lengths: list[int], num_masked: list[int]) -> list[list[int]]:
         """Adds examples, and returns the rows that are complete by then.
@@ -253,6 +255,9 @@ class BestFit:
 
     def _close_before(self, number: int) -> list[list[int]]:
         """Removes the open rows whose first example precedes an example."""
+        if self._oldest >= number:
+            return []
         old = [row for *_, row in self._open if row[0] < number]
         self._open = [found for found in self._open if found[-1][0] >= number]
+        self._oldest = min((row[0] for *_, row in self._open), default=number)
         return sorted(old)

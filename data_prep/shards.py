@@ -242,10 +242,15 @@ def _rebatch(parts: Iterable[UnmaskedExamples]) -> Iterator[UnmaskedExamples]:
         examples = UnmaskedExamples.concatenate(
             [*rest, part], part.tokens.dtype
         )
-        indices = np.arange(len(examples.headers))
-        *batches, last = np.split(indices, indices[_BATCH_SIZE::_BATCH_SIZE])
-        yield from map(examples.take, batches)
-        rest = [examples.take(last)]
+        borders = np.arange(_BATCH_SIZE, len(examples.headers), _BATCH_SIZE)
+        ends = np.cumsum(examples.lengths)
+        *batches, last = map(
+            UnmaskedExamples,
+            np.split(examples.headers, borders),
+            np.split(examples.tokens, ends[borders - 1]),
+        )
+        yield from batches
+        rest = [last]
     yield from (examples for examples in rest if len(examples.headers))
 
 
