@@ -80,7 +80,7 @@ class TextExample(NamedTuple):
 
 
 class ChoiceExample(NamedTuple):
-    """A question about a passage; a choice replaces each "_" in it."""
+    """A question about a passage; a choice fills each gap "_" in it."""
 
     id: str
     passage: str
@@ -346,6 +346,13 @@ def _read_table(path: str, header: Sequence[str]) -> _Found:
     for number, fields in lines:
         if not header:
             header = fields
+            if twice := [
+                n for n in dict.fromkeys(fields) if fields.count(n) > 1
+            ]:
+                raise UserError(
+                    f"{path} must have each column once",
+                    received=f"{', '.join(map(repr, twice))} more than once",
+                )
             continue
         values: dict[str, Any] | str = dict(zip(header, fields, strict=False))
         if len(fields) != len(header):

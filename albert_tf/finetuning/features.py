@@ -17,6 +17,7 @@ the same result.
 import functools
 import json
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,6 +181,23 @@ def _text_records(
             yield ModelInputs(*rows)._asdict() | {"label": example.label or 0}
 
 
+# A gap of a question, as "____ ." or "_."; not the underscore of "user_name".
+_GAP = re.compile(r"(?<!\w)_+|_+(?!\w)")
+
+
+def fill_gaps(question: str, choice: str) -> str:
+    """Puts a choice into each gap of its question, or else after it.
+
+    Example:
+        >>> fill_gaps("Paris lies on the ____ .", "Seine")
+        'Paris lies on the Seine .'
+        >>> fill_gaps("What does user_name hold?", "a name")
+        'What does user_name hold? a name'
+    """
+    filled, num_gaps = _GAP.subn(lambda _: choice, question)
+    return filled if num_gaps else f"{question} {choice}"
+
+
 def _choice_records(
     examples: Sequence[ChoiceExample],
     tokenizer: Tokenizer,
@@ -188,18 +206,12 @@ def _choice_records(
 ) -> Iterator[dict[str, Any]]:
     """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
 
-    A choice replaces each "_" of its question, or else follows it. Both keep
-    their last `max_qa_length` tokens together; the passage loses its end, as in
-    google-research/albert.
+    Question and choice keep their last `max_qa_length` tokens together; the
+    passage loses its end, as in google-research/albert.
     """
     longest = min(max_qa_length, length - 3)
     for example in examples:
-        texts = [
-            example.question.replace("_", choice)
-            if "_" in example.question
-            else f"{example.question} {choice}"
-            for choice in example.choices
-        ]
+        texts = [fill_gaps(example.question, c) for c in example.choices]
         passage, *ends = _tokenize(tokenizer, [example.passage, *texts])
         seconds = [ids[-longest:] for ids in ends]
         firsts = [passage[: length - 3 - len(second)] for second in seconds]

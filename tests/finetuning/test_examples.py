@@ -313,6 +313,8 @@ REFUSED = [
         r"entail.*'neutral' in line 2",
     ),
     ("classification", "t.parquet", "", r"end in .tsv, .csv or .jsonl"),
+    # Only the last one would be read.
+    ("classification", "t.csv", "text,text,label", *ROWS, "'text' more than"),
     # The rest of the file, up to the next mark, would be a part of a text.
     *(
         (
