@@ -27,6 +27,7 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import posixpath
 import re
 import string
@@ -373,7 +374,7 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
         task = dataclasses.replace(task, labels=(*task.labels, *others))
     labels = [example.label for example in examples.examples]
     names = {name: i for i, name in enumerate(names_of(task))}
-    parse = float if task.kind == REGRESSION else names.__getitem__
+    parse = _finite if task.kind == REGRESSION else names.__getitem__
     try:
         predictions = np.array(list(map(parse, values)))
     except (ValueError, KeyError) as error:
@@ -382,6 +383,12 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
             f"each prediction in {path} must be {wanted}", received=error
         ) from None
     return score(task, labels, predictions)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(repr(text))
+    return number
 
 
 def main(config: ScoreConfig) -> None:

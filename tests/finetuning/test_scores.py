@@ -273,6 +273,15 @@ def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
         scores_of("squad_v2", SQUAD, path)
 
 
+def test_a_prediction_that_is_no_number_is_refused(tmp_path):
+    """With NaN, the correlation was 0.0."""
+    data, predictions = tmp_path / "dev.csv", tmp_path / "p.tsv"
+    data.write_text("text,label\na,0.5\nb,1.5\nc,2.5\n")
+    predictions.write_text("index\tprediction\n0\t0.5\n1\tnan\n2\t2.5\n")
+    with pytest.raises(UserError, match=r"a number\. Received: 'nan'"):
+        scores_of("regression", str(data), predictions)
+
+
 def test_a_predicted_class_may_be_missing_from_the_data_file(tmp_path):
     """F1 of pos and neutral: 4 / 5 and 0."""
     data, predictions = tmp_path / "dev.csv", tmp_path / "p.tsv"
