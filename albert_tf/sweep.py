@@ -53,8 +53,8 @@ from albert_tf.cluster import versions
 from albert_tf.cluster.jobs import Jobs
 from albert_tf.config import SweepConfig, flags
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
+from albert_tf.io.artifact import own
 from albert_tf.io.files import write_text
-from albert_tf.io.ownership import own
 from albert_tf.sweeps import plan as plans
 
 

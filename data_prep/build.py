@@ -36,8 +36,7 @@ from absl import logging
 
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io import files
-from albert_tf.io.artifact import Artifact, check_writable
-from albert_tf.io.ownership import Owner, own
+from albert_tf.io.artifact import Artifact, Owner, check_writable, own
 from albert_tf.records.features import (
     METADATA_FILE,
     TOKENIZER_FILE,

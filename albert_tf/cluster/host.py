@@ -12,8 +12,8 @@ from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.watchdog import Watchdog, watch
 from albert_tf.config import DistributionConfig
+from albert_tf.io.artifact import Owner, own
 from albert_tf.io.files import make_directories
-from albert_tf.io.ownership import Owner, own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,13 @@ class Host:
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that logs and writes results."""
-        return workers.is_chief(self.strategy)
+        resolver = self.strategy.cluster_resolver
+        if resolver is None or resolver.task_type is None:
+            return True
+        # In a cluster without the job "chief", worker 0 is the chief.
+        jobs = resolver.cluster_spec().jobs
+        chief = "chief" if "chief" in jobs else "worker"
+        return resolver.task_type == chief and resolver.task_id == 0
 
     @property
     def stop_flag(self) -> tf.Variable | None:

@@ -56,17 +56,6 @@ LOSS_ERRORS = (
 )
 
 
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes logs and results."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or resolver.task_type is None:
-        return True
-    # In a cluster without the job "chief", worker 0 is the chief.
-    jobs = resolver.cluster_spec().jobs
-    chief = "chief" if "chief" in jobs else "worker"
-    return resolver.task_type == chief and resolver.task_id == 0
-
-
 def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     """Whether no other process takes part in the run."""
     return not isinstance(

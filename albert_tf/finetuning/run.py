@@ -34,9 +34,8 @@ from albert_tf.finetuning.objective import (
     find_base_model,
 )
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.io.artifact import differences
+from albert_tf.io.artifact import Owner, differences
 from albert_tf.io.files import write_json
-from albert_tf.io.ownership import Owner
 from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.runs.checkpoint_files import BEST_DIR
 from albert_tf.runs.checkpoints import CheckpointStore

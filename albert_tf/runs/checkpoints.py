@@ -20,7 +20,7 @@ from absl import logging
 from albert_tf.cluster.replicas import Replicas
 from albert_tf.errors import UserError
 from albert_tf.io import faults, files
-from albert_tf.io.ownership import Owner
+from albert_tf.io.artifact import Owner
 from albert_tf.runs import checkpoint_files
 from albert_tf.runs.checkpoint_files import (
     BEST_DIR,

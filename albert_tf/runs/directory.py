@@ -10,7 +10,7 @@
     RUN/rollbacks.json             see rollback.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
     RUN/predictions/               see finetuning/predict.py
-    RUN/owner.json                 on gs:// only; see io/ownership.py
+    RUN/owner.json                 on gs:// only; see io/artifact.py
 
 Each setting declares what a change of its value affects, which decides whether
 a run may resume with the new value: see `config/settings.py`.

@@ -28,6 +28,7 @@ from absl import logging
 
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
+from albert_tf.io.artifact import Owner
 from albert_tf.io.files import (
     exists,
     is_remote,
@@ -37,7 +38,6 @@ from albert_tf.io.files import (
     write_object,
     write_text,
 )
-from albert_tf.io.ownership import Owner
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"

@@ -12,7 +12,7 @@ import pytest
 from albert_tf.cluster import jobs
 from albert_tf.cluster.jobs import Job, Jobs
 from albert_tf.errors import UserError
-from albert_tf.io.ownership import own
+from albert_tf.io.artifact import own
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_job_that_outlives_a_kill_keeps_the_lock(tmp_path):
     code = """if True:
         import sys
         from albert_tf.cluster.jobs import Job, Jobs
-        from albert_tf.io.ownership import own
+        from albert_tf.io.artifact import own
         with own(sys.argv[1]) as owner:
             command = ["sh", "-c", "echo $$; exec sleep 60"]
             job = Job("job", command, "log", "out")

@@ -13,11 +13,12 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from albert_tf.cluster import strategy as strategy_module
+from albert_tf.cluster.host import Host
 from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.workers import is_chief, name_lost_workers
+from albert_tf.cluster.workers import name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from tests.helpers import tpu_bridge
@@ -29,7 +30,7 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 def test_without_accelerators_auto_is_one_device():
     strategy = make_strategy(DistributionConfig())
     assert strategy.num_replicas_in_sync == 1
-    assert is_chief(strategy)
+    assert Host(strategy).is_chief
 
 
 def test_gpus_give_memory_as_it_is_needed(monkeypatch):

@@ -20,7 +20,7 @@ from albert_tf.config.commands import (
 from albert_tf.errors import UserError
 from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
-from albert_tf.io.ownership import own
+from albert_tf.io.artifact import own
 from albert_tf.report import __main__ as report
 from albert_tf.runs.checkpoint_files import COMMIT_FILE, list_checkpoints
 from albert_tf.runs.checkpoints import CheckpointStore

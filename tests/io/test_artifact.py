@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.io.ownership import own
+from albert_tf.io.artifact import own
 
 PATIENCE_S = 20
 
