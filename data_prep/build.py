@@ -13,7 +13,8 @@ interrupted build continues. Spill files of the wrong size are written again.
 file. It identifies the build, so that a later build knows whether the shards
 are its own. While a build removes the shards of another one, the file names no
 build. Notes in `unfinished/` describe the content of complete shards. The name
-of the scratch directory is a digest of the inputs and settings.
+of the scratch directory is a digest of the inputs, in order, of the settings
+but those of packing, and of the versions of libraries.
 """
 
 # TensorFlow is not imported here: each worker process imports this module.
@@ -662,12 +663,16 @@ def _digest_file(path: str) -> str:
 
 
 def _find_records(output_dir: str) -> list[str]:
-    """Returns the shards, metadata and vocabulary of any build."""
+    """Returns the metadata, vocabulary and shards of any build.
+
+    In the order of removal: without metadata, a run does not read the shards
+    that are left.
+    """
     names = METADATA_FILE, TOKENIZER_FILE
     return [
         path
         for split in (TRAIN, EVAL)
-        for pattern in ("*.tfrecord", "*" + files.PARTIAL_SUFFIX, *names)
+        for pattern in (*names, "*.tfrecord", "*" + files.PARTIAL_SUFFIX)
         for path in files.list_files(posixpath.join(output_dir, split), pattern)
     ]
 

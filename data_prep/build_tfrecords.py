@@ -7,8 +7,9 @@ r"""Build pretraining records from text.
 1. Read and check the inputs, and compute their digest. If the records exist
    and have the same digest and settings, stop.
 2. Cut documents into unmasked examples, each with a random key.
-3. Shuffle the examples by key, mask them, and write TFRecord files.
-4. Write `metadata.json` and the vocabulary, which complete the directory.
+3. Find documents that repeat others, and spread or drop their examples.
+4. Shuffle the examples by key, mask and pack them, and write TFRecord files.
+5. Write the vocabulary and `metadata.json`.
 
 The same text and settings give the same bytes, for any number of processes and
 any order of the files. The same command continues an interrupted build. To let

@@ -30,8 +30,8 @@ from albert_tf.records.masking import FIRST_ORDINARY_ID, find_words
 # Largest number of rows that wait for more examples.
 _MAX_OPEN_ROWS = 64
 
-# A row is closed when this many examples have come since its first one. So few
-# examples wait for their rows.
+# When an example fits into no open row, those are closed whose first example is
+# this many examples old. So few examples wait for their rows.
 _MAX_AGE = 2048
 
 # The shortest example is [CLS], two words and [SEP].
@@ -94,14 +94,14 @@ def pack_rows(
                 waiting[EXAMPLE_NUMBERS][:, 0], np.concatenate(rows)
             )
             examples = {name: v[order] for name, v in waiting.items()}
-            yield _lay_out(examples, [len(row) for row in rows], config)
+            yield _lay_out_rows(examples, [len(row) for row in rows], config)
             waiting = {
                 name: np.delete(values, order, axis=0)
                 for name, values in waiting.items()
             }
 
 
-def _lay_out(
+def _lay_out_rows(
     examples: dict[str, np.ndarray], sizes: list[int], config: MaskingConfig
 ) -> dict[str, np.ndarray]:
     """Returns the features of rows of `sizes` examples, given row by row."""

@@ -42,7 +42,7 @@ _CHARACTERS_AT_A_TIME = 1 << 17
 # The stored header.
 HEADER = np.dtype(
     [
-        ("key", "<u8"),  # random; decides the shard and the position in it
+        ("key", "<u8"),  # random; decides shard, position in it, and masks
         ("document", "<u8"),  # a digest of the document
         ("first_length", "<u4"),  # of the segments, in tokens
         ("second_length", "<u4"),
@@ -168,7 +168,7 @@ def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
 def group_by_size(
     documents: Iterable[list[str]], size: int
 ) -> Iterator[list[list[str]]]:
-    """Groups documents; all groups but the last have `size` characters."""
+    """Groups documents, of at least `size` characters but for the last."""
     group: list[list[str]] = []
     characters = 0
     for document in documents:

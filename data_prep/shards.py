@@ -197,7 +197,7 @@ def make_records(
         for feature in stored_features(config.masking, config.packing)
     ]
     batches: Iterator[Mapping[str, np.ndarray]] = (
-        _make_examples(examples, tokenizer, config, counts)
+        _features_of(examples, tokenizer, config, counts)
         for examples in _rebatch(parts)
     )
     if config.packing != "none":
@@ -210,7 +210,7 @@ def make_records(
 # --- content ------------------------------------------------------------------
 
 
-def _make_examples(
+def _features_of(
     unmasked: UnmaskedExamples,
     tokenizer: Tokenizer,
     config: RecordsConfig,
@@ -346,8 +346,8 @@ def serialize_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
     r"""Returns a serialized `tf.train.Example` for each row of the features.
 
     Args:
-        features: Arrays `(examples, values)` by name: float32, or integers
-            that are not negative.
+        features: Arrays `(rows, values)` by name: float32, or integers that
+            are not negative.
 
     Example:
         >>> serialize_examples({"ids": np.array([[2, 300]])})

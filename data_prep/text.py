@@ -1,4 +1,4 @@
-"""Reads text as documents of sentences, in bounded memory.
+"""Reads text as documents of lines, in bounded memory, and breaks sentences.
 
 Text files are local or gs://, and the suffix names the compression: .gz, .bz2,
 .zst. A line, which ends at LF, CR LF or CR, is a sentence or a paragraph; a

@@ -75,7 +75,10 @@ class BatchStream:
         self._watchdog = watchdog
 
     def open(self, step: int) -> MakeDataset:
-        """Opens the stream at a step; valid until `next_change(step)`."""
+        """The stream from a step to `next_change(step)`.
+
+        As a function that tf.distribute calls, which opens it.
+        """
         phase, batch = self.locate(step)
         if self._config.synthetic_input:
             return synthetic_dataset(
@@ -104,7 +107,10 @@ class BatchStream:
         return self._data.at(step).first_step == step
 
     def next_change(self, step: int) -> int | None:
-        """First step after `step` that needs `open`; None if none does."""
+        """First step after `step` with another stream; None if there is none.
+
+        Or, after a rollback, with another scale of the learning rate.
+        """
         changes = [self._data.next_change(step)]
         if self._skipped is not None:
             changes.append(self._skipped.next_change(step))

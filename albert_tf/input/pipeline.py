@@ -1,18 +1,20 @@
-"""Batches of records, as a function of (seed, step).
+"""Batches of records, as a function of a seed and the number of the batch.
 
 The seed, the shards, `--shuffle_block_size` and `--input_lanes` determine the
 order of the records. An epoch reads the shards in a shuffled order, divides the
-stream into blocks, and shuffles each block. A run on several sets of records
-shuffles the shards of each set; the records of the sets alternate, in
-proportion to the sizes of the sets, before the stream is divided into blocks.
+stream into blocks, and shuffles each block. If the records come from several
+directories or datasets (`RecordSet.sets`), the shards of each are shuffled, and
+their records alternate, in proportion to their sizes, before the stream is
+divided into blocks.
 
-With global batches of B records, batch s holds records [s * B, (s + 1) * B) of
+With global batches of B records, batch n holds records [n * B, (n + 1) * B) of
 the endless stream. With `--input_lanes` above 1, there are several such streams
 over separate shards, the lanes; lane k of W fills rows [k * B / W, (k + 1) * B
 / W) of each batch, and a host reads only the lanes whose rows its replicas use.
 The batch does not depend on the number of replicas, hosts or restarts. So a
 checkpoint needs no state of the pipeline. (Iterators cannot be saved under
-strategies.) `batch_stream` leaves out the batches that rollbacks skip.
+strategies.) `batch_stream` finds the batch of a step, without those that
+rollbacks skip.
 """
 
 import functools
@@ -372,7 +374,8 @@ def _parse_per_replica(
             least those of the rows of this host.
         batch_size: Number of records in a global batch.
         parse: Parses a per-replica batch from its serialized records and their
-            positions in the stream, both `(per_replica_batch_size,)`.
+            numbers, batch number * batch_size + row, both
+            `(per_replica_batch_size,)`.
         first_row: The row of the first record of `batches`.
     """
     rows = _rows_of_host(batch_size, context)

@@ -83,8 +83,9 @@ class RecordFormat:
             `check_intact` reports a record with a value that
             is negative or not below its bound as damaged.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
-            batch of training. `positions`, int64 `(batch,)`, are the positions
-            of its records in the stream. None leaves batches as they are.
+            batch of training. `positions`, int64 `(batch,)`, are the numbers
+            of its records, batch number * global batch size + row. None leaves
+            batches as they are.
         find_faults: `batch -> faults`, applied to each parsed batch. The
             faults are bool tensors `(batch,)` by description: whether a record
             has the fault, and so is damaged. None finds no faults.
@@ -229,10 +230,12 @@ def parse_records(
 def parse_intact(
     serialized: tf.Tensor, record_format: RecordFormat, shape: SequenceConfig
 ) -> Batch:
-    """As `parse_records`, and checks them.
+    """As `parse_records`, and looks for the faults of `find_faults`.
+
+    `limits` are compared only after an error of the model, by `check_intact`.
 
     Raises:
-        tf.errors.InvalidArgumentError: If `find_faults` finds a fault.
+        tf.errors.InvalidArgumentError: If there is a fault.
     """
     batch = parse_records(serialized, record_format.features, shape)
     if record_format.find_faults is not None:

@@ -9,7 +9,7 @@
     RUN/checkpoints/, RUN/best/    see checkpoints.py
     RUN/rollbacks.json             see rollback.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
-    RUN/predictions/               see finetuning/predict.py
+    RUN/predictions/               see finetuning/run.py
     RUN/owner.json                 on gs:// only; see io/artifact.py
 
 Each setting declares what a change of its value affects, which decides whether

@@ -25,7 +25,11 @@ from absl import logging
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import connect
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.cluster.workers import is_one_process, sum_over_replicas
+from albert_tf.cluster.workers import (
+    LOSS_ERRORS,
+    is_one_process,
+    sum_over_replicas,
+)
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.input.record_format import READING_ERRORS
@@ -237,14 +241,6 @@ class Preflight:
             row = Row(OK, f"{path} answers")
             try:
                 tf.io.gfile.exists(path)
-            except tf.errors.UnimplementedError as error:
-                row = Row(
-                    FAIL,
-                    f"{path}: TensorFlow {tf.__version__} reports: "
-                    f"{first_line(error)}",
-                    "For gs://, use TensorFlow's own release for Linux, which "
-                    "supports it, or pip install 'tensorflow[gcs-filesystem]'.",
-                )
             except tf.errors.OpError as error:
                 row = explain(error, REMEDIES["file systems"])
             yield row
@@ -397,6 +393,10 @@ class Preflight:
             return
         with connect(self.config.distribution, self.strategy):
             (failed,) = sum_over_replicas(self.strategy, [self._num_failed])
+            if failed:
+                # A worker that ended at once could end this sum for another.
+                with contextlib.suppress(*LOSS_ERRORS):
+                    sum_over_replicas(self.strategy, [0.0])
         if failed > 0:
             where = "this worker" if self._num_failed else "other workers"
             raise UserError(

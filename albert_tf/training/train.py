@@ -7,9 +7,11 @@
 3. It opens the run (`open_run`).
 4. It trains (`Run.train`).
 
-The weights at a step are a function of the settings, the seed and the rollbacks
-in the run directory (`runs.rollback`). So a run can be killed at any moment and
-resumed, with the same result.
+On the same kind and number of devices, the weights at a step are a function of
+settings, seed, records, initial weights, and the rollbacks in the run directory
+(`runs.rollback`). So a run can be killed at any moment and resumed, with the
+same result; only after a divergence it depends on the checkpoints that are
+there, since a rollback returns to the newest one.
 
 Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
 clipping and its gradient accumulation give wrong results or crash.
@@ -244,10 +246,10 @@ class Run:
         return self._finish(evaluated)
 
     def _next_boundary(self) -> int:
-        """The step at which the device loop returns to the host.
+        """The step up to which to train before the host acts again.
 
         It depends only on settings and step. So a resumed run has the same
-        device loops and the same lines in its log as an uninterrupted run.
+        lines in its log as an uninterrupted run.
         """
         step, training = self.position.step, self.config.training
         due = (

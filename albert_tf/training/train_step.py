@@ -2,7 +2,8 @@
 
 `make_state` makes what training changes: the variables of model and optimizer.
 `make_replica_step` makes the step that all replicas run at the same time.
-`make_train_steps` wraps it in the loop that runs without returning to Python.
+`make_train_steps` wraps it in a program that runs some steps without returning
+to Python.
 Dropout rates are Python numbers and so constants of the program: new rates
 trace a new program, and dropout of rate 0 adds no operation to it.
 """

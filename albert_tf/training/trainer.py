@@ -43,7 +43,7 @@ LONG_LOOP_S = 120.0
 
 @dataclasses.dataclass
 class Position:
-    """The position of a run: what a checkpoint holds besides the variables.
+    """The position of a run: the notes of a checkpoint, and the step.
 
     Attributes:
         step: Number of steps done.
@@ -124,7 +124,7 @@ def check_batches(
 class Trainer:
     """The state of a run, and the program that advances it; also for dry runs.
 
-    It writes no file, except through `store`.
+    It writes no file, except through `store` and `rollbacks`.
 
     Attributes:
         position: Step, learning rate, and sums of the metrics and of times.
@@ -212,7 +212,11 @@ class Trainer:
         return checkpoint
 
     def advance(self, until: int) -> bool:
-        """Trains up to a step, or until a request to stop; returns whether."""
+        """Trains up to a step, or until a request to stop; returns whether.
+
+        A call of the program ends where the batches, the learning rate's scale
+        or the dropout rates change. The first two calls of a program are short.
+        """
         position = self.position
         while position.step < until:
             self._scale_learning_rate()
@@ -220,8 +224,12 @@ class Trainer:
                 # The losses of other records are not comparable.
                 position.lowest_loss = None
             self._open_batches()
-            change = self.stream.next_change(position.step)
-            end = until if change is None else min(change, until)
+            changes = (
+                until,
+                self.stream.next_change(position.step),
+                schedules.next_dropout_change(position.step, self.config),
+            )
+            end = min(step for step in changes if step is not None)
             if self._call_program(end - position.step):
                 return True
         return False
