@@ -43,6 +43,8 @@ COMPILER_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", "TF_XLA_FLAGS")
 # The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
 NEWEST_LIBTPU = "0.0.30"
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Devices of NVIDIA's and Google's drivers.
+ACCELERATORS = ("/dev/nvidia*", "/dev/accel*", "/dev/vfio/*")
 
 
 class Installed(NamedTuple):
@@ -62,8 +64,8 @@ class Installed(NamedTuple):
 def import_tensorflow() -> None:
     """Imports TensorFlow quickly, and without its lines about this machine.
 
-    These are kept where they may tell of a GPU, or if the user asks for them by
-    `TF_CPP_MIN_LOG_LEVEL`, and after an error.
+    These are kept where they may tell of a GPU or TPU, or if the user asks for
+    them by `TF_CPP_MIN_LOG_LEVEL`, and after an error.
 
     Raises:
         UserError: If TensorFlow is missing, or its libtpu would end the
@@ -87,7 +89,9 @@ def import_tensorflow() -> None:
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(quick_import())
-        if LOG_LEVEL not in os.environ and not glob.glob("/dev/nvidia*"):
+        if LOG_LEVEL not in os.environ and not any(
+            map(glob.glob, ACCELERATORS)
+        ):
             # TensorFlow reads it when it first uses a device.
             os.environ[LOG_LEVEL] = "3"
             stack.enter_context(_without_stderr())

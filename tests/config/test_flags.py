@@ -7,6 +7,7 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
+from albert_tf.cluster import versions
 from albert_tf.config import (
     ConvertConfig,
     FinetuningConfig,
@@ -218,8 +219,8 @@ def run_command(body, *arguments, redirected=""):
 
 
 def test_the_start_of_tensorflow_writes_nothing_without_a_gpu(monkeypatch):
-    if glob.glob("/dev/nvidia*"):
-        pytest.skip("a machine with a GPU")
+    if any(map(glob.glob, versions.ACCELERATORS)):
+        pytest.skip("a machine with a GPU or TPU")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     done = run_command(
         "from albert_tf.cluster.versions import import_tensorflow\n"
