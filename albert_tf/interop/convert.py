@@ -162,7 +162,7 @@ def describe(weights: ModelWeights, source_format: str) -> str:
     """Summarises a model in lines of text: step, architecture, sizes."""
     config, objective = weights.config, weights.sentence_objective
     vocabulary = posixpath.basename(weights.vocabulary) or "file unknown"
-    moments = len(weights.slots) // 2
+    moments = sum(name.endswith("/m") for name in weights.slots)
     return f"""\
 read                {weights.source} ({source_format})
 step                {weights.step or "unknown"}

@@ -236,11 +236,12 @@ class ModelWeights:
 
     def __post_init__(self) -> None:
         shapes = {weight.path: weight.shape for weight in self.list_weights()}
-        if self.slots:
+        if self.slots:  # Muon stores only the first moment of its kernels
             shapes |= {
                 f"{path}/{moment}": shape
                 for path, shape in shapes.items()
                 for moment in MOMENTS
+                if moment == "m" or f"{path}/{moment}" in self.slots
             }
         arrays = {**self.values, **self.slots}
         found = {n: (v.shape, str(v.dtype)) for n, v in arrays.items()}

@@ -121,7 +121,8 @@ class WarmStart:
 
         Args:
             variables: The initialised variables of the run by path, and their
-                moments, all zero, by `"<path>/m"` and `"<path>/v"`.
+                moments, all zero, by `"<path>/m"` and, if the optimizer has a
+                second one, `"<path>/v"`.
         """
         assigned: dict[str, np.ndarray] = {}
         for path, source in self.sources.items():
@@ -136,11 +137,12 @@ class WarmStart:
                 values = np.resize(values, shape)
             assigned[path] = values
             for moment in MOMENTS if self.takes_moments else ():
-                assigned[f"{path}/{moment}"] = self._place(
-                    path,
-                    self.weights.slots[f"{source}/{moment}"],
-                    np.zeros(shape, np.float32),
-                )
+                if f"{path}/{moment}" in variables:
+                    assigned[f"{path}/{moment}"] = self._place(
+                        path,
+                        self.weights.slots[f"{source}/{moment}"],
+                        np.zeros(shape, np.float32),
+                    )
         Replicas({name: variables[name] for name in assigned}).assign(assigned)
         for line in self.describe():
             logging.info("%s", line)
@@ -249,10 +251,14 @@ def plan(
         {name: getattr(here, name) for name in SAME_SETTINGS},
         remedy="Choose another --albert_config_file or --init_checkpoint.",
     )
-    if settings.init_optimizer_state and not weights.slots:
+    moments, needed = len(weights.slots), 2 * len(weights.values)
+    if config.optimizer.optimizer == "muon":  # takes what there is
+        needed = 1
+    if settings.init_optimizer_state and moments < needed:
+        has = "Muon's, one for each kernel" if moments else "which has none"
         raise UserError(
             "init_optimizer_state needs a checkpoint with moments",
-            received=f"{settings.init_checkpoint}, which has none",
+            received=f"{settings.init_checkpoint}, {has}",
             remedy="Omit --init_optimizer_state to start with zero moments.",
         )
     vocabulary = settings.init_vocabulary or weights.vocabulary

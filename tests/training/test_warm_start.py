@@ -330,6 +330,24 @@ def test_settings_of_a_warm_start_need_a_checkpoint(name):
     InitializationConfig(init_checkpoint="a", **{name: value})
 
 
+def test_muon_passes_on_its_moments(tiny_records, tmp_path):
+    """It has no second moment of its kernels; AdamW would need one."""
+    run_dir, muon = tmp_path / "muon", {"optimizer": "muon"}
+    train(
+        tiny_run.make_config(tiny_records, run_dir, num_train_steps=2, **muon)
+    )
+    start = {"init_checkpoint": str(run_dir), "init_optimizer_state": True}
+    new = [tiny_records, tmp_path / "new"]
+    started = Started(tiny_run.make_config(*new, **start, **muon))
+    old = read_variables(run_dir)
+    assert len([n for n in old if n.endswith("/kernel/m")]) > len(
+        [n for n in old if n.endswith("/kernel/v")]
+    )
+    assert_same_values(started.values, old, set(old) - {"step"})
+    with pytest.raises(UserError, match="Muon's, one for each kernel"):
+        Started(tiny_run.make_config(*new, **start, optimizer="adamw"))
+
+
 # --- other vocabularies -----------------------------------------------------
 
 
