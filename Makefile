@@ -154,35 +154,10 @@ QUESTIONS := data_prep/sample_questions
 
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
-	@echo "1/9 trains a vocabulary on the sample corpus"
-	$(BIN)/python -m data_prep.train_tokenizer \
-	    --input_file='data_prep/sample_corpus/*.txt.gz' \
-	    --vocab_size=8000 --model_prefix=$(DEMO)/spm
-	@echo "2/9 builds the records"
-	$(BIN)/python -m data_prep.build_tfrecords \
-	    --input_file='data_prep/sample_corpus/*.txt.gz' \
-	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
-	    --max_seq_length=16 --max_predictions_per_seq=5 --ngram=1 \
-	    --sentence_objective=none --short_seq_prob=0 \
-	    --masking=dynamic --dupe_factor=1 \
-	    --num_shards=4 --holdout_fraction=0.09
-	@echo "3/9 trains a model of one layer, then one of two layers that starts"
-	@echo "    from it, and evaluates it on the held-out records"
-	$(BIN)/python -m albert_tf.run_pretraining \
-	    --flagfile=configs/pretrain/demo_1_layer.flags
-	$(BIN)/python -m albert_tf.run_pretraining \
-	    --flagfile=configs/pretrain/demo.flags
-	@echo "4/9 exports a SavedModel, about 10 seconds"
-	$(BIN)/python -m albert_tf.export_saved_model \
-	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	@echo "5/9 fills masks with the SavedModel, about 10 seconds"
-	$(BIN)/python -m albert_tf.predict --saved_model_dir=$(DEMO)/saved_model \
-	    --flagfile=configs/demo/masked.flags
-	@echo "6/9 draws the curves, about 10 seconds"
-	$(BIN)/python -m albert_tf.report \
-	    --run_dirs=$(DEMO)/run_1_layer,$(DEMO)/run \
-	    --output_file=$(DEMO)/curves.png
-	@echo "7/9 asks the released model for masked words,"
+	@echo "1/4 makes a first model from the sample corpus, in six minutes"
+	$(BIN)/python -m albert_tf.first_model --output_dir=$(DEMO)/first_model \
+	    --input_file='data_prep/sample_corpus/*.txt.gz' --minutes=6
+	@echo "2/4 asks the released model for masked words,"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
 	$(BIN)/python -m albert_tf.export_saved_model \
@@ -194,7 +169,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m albert_tf.predict \
 	    --saved_model_dir=$(DEMO)/mini_saved_model \
 	    --flagfile=configs/demo/passages.flags
-	@echo "8/9 evaluates it on the questions of a bank's customers, and continues"
+	@echo "3/4 evaluates it on the questions of a bank's customers, and continues"
 	@echo "    its pretraining on them"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file=$(QUESTIONS)/train.jsonl \
@@ -208,18 +183,13 @@ demo: $(VENV)/installed
 	    --output_dir=$(DEMO)/mini
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo_questions.flags
-	@echo "9/9 learns their 77 categories from ten examples of each, and compares"
+	@echo "4/4 learns their 77 categories from ten examples of each, and compares"
 	@echo "    it with the same training from random weights"
 	$(BIN)/python -m benchmarks.finetune_banking77 \
 	    --init_checkpoint=$(DEMO)/questions_run --work_dir=$(DEMO)/banking77 \
 	    --examples_per_class=10 --num_train_steps=600 --num_runs=1
 	@echo
-	@echo "vocabulary   $(DEMO)/spm.model"
-	@echo "records      $(DEMO)/records/train, $(DEMO)/records/eval"
-	@echo "runs         $(DEMO)/run_1_layer, $(DEMO)/run: checkpoints,"
-	@echo "             config.json, metrics.jsonl, tensorboard"
-	@echo "SavedModel   $(DEMO)/saved_model"
-	@echo "curves       $(DEMO)/curves.png"
+	@echo "first model  $(DEMO)/first_model/index.html"
 	@echo "released     models/albert_mini_en, exported to"
 	@echo "             $(DEMO)/mini_saved_model, continued in $(DEMO)/questions_run"
 	@echo "fine-tuned   $(DEMO)/banking77"

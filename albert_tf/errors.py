@@ -20,7 +20,7 @@ _LOCATION_LINES = (
 )
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A setting, a file or a machine does not meet a requirement.
 
     Commands print its message without a traceback and exit with

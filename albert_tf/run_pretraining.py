@@ -10,8 +10,8 @@ v5e:
       --eval_input_file='gs://bucket/records/eval/*.tfrecord' \
       --output_dir=gs://bucket/runs/base_v2
 
-The same command resumes an interrupted run. configs/pretrain/tiny_cpu.flags is
-a recipe for a laptop. You can add these flags: `--dry_run` checks everything
+The same command resumes an interrupted run. `albert_tf.first_model` trains a
+small model on a laptop. You can add these flags: `--dry_run` checks everything
 that the run needs and times a few steps, `--mode=eval` evaluates the newest
 checkpoint, and `--model` changes the architecture without a new file:
 

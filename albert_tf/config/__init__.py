@@ -3,6 +3,7 @@
 from albert_tf.config.commands import (
     ConvertConfig,
     ExportConfig,
+    FirstModelConfig,
     PredictConfig,
     ReportConfig,
     ServingClientConfig,

@@ -320,3 +320,49 @@ class SweepConfig(Config):
         False,
         "Check the settings of all runs, print the runs, and exit.",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstModelConfig(Config):
+    """Settings of `python -m albert_tf.first_model`."""
+
+    input_file: tuple[str, ...] = setting(
+        (),
+        "Your text: comma-separated local files or globs, plain, compressed or "
+        "JSON lines, e.g. my/*.txt.",
+    )
+    text_field: str = setting(
+        "text", "Name of the JSON field that holds the text."
+    )
+    language: str = setting(
+        "en", "Language of the text, an ISO 639 code, e.g. de."
+    )
+    do_lower_case: bool = setting(True, "Convert the text to lower case.")
+    output_dir: str = setting(
+        "",
+        "Directory of the model and of everything it is made from, e.g. "
+        "my_albert. If it holds an interrupted first model, this one goes on.",
+        affects="nothing",
+    )
+    minutes: float = setting(
+        10.0,
+        "Time for everything together, in minutes. More time gives a better "
+        "model.",
+        at_least=1,
+    )
+    init_checkpoint: str = setting(
+        "",
+        "Model whose training continues on your text, with its vocabulary: a "
+        "run directory or a Hugging Face folder, e.g. models/albert_mini_en. "
+        "Empty: a new model.",
+    )
+    accelerator: str = setting(
+        "auto",
+        "Device to plan for: cpu, gpu, tpu; auto looks for one. The commands "
+        "find their devices themselves.",
+        choices=("auto", "cpu", "gpu", "tpu"),
+    )
+    seed: int = setting(1, "Seed of the training.")
+    dry_run: bool = setting(
+        False, "Print what would be done, and exit.", affects="nothing"
+    )

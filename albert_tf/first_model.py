@@ -1,0 +1,847 @@
+r"""Make a first model from a folder of text, within a given time.
+
+    python -m albert_tf.first_model \
+      --input_file='my/*.txt' --output_dir=my_albert --minutes=10
+
+looks at the text; trains a vocabulary; builds records of short and of longer
+examples, with held-out documents; trains on the short ones, then on the longer
+ones, to the end of the decay of the learning rate; compares the model with the
+frequency of the pieces and with 5-grams; exports a SavedModel; and fills masks
+in held-out sentences. OUTPUT_DIR/index.html shows the results, and every
+command, to repeat and change it. summary.json has the figures.
+
+More minutes give a better model. On a machine with a GPU or a TPU, the same
+command trains a larger one; `--dry_run` prints what it would do. To continue
+the training of a model on your text, with its vocabulary:
+
+    python -m albert_tf.first_model \
+      --input_file='my/*.txt' --output_dir=my_albert --minutes=10 \
+      --init_checkpoint=models/albert_mini_en
+
+The same command continues after Ctrl-C or a crash, with the rest of the time.
+
+Exit status: 0 when the model is complete; 1 for an error; 130 (Ctrl-C) or 143
+(SIGTERM) when interrupted.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import gzip
+import html
+import json
+import math
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from albert_tf.cluster import devices
+from albert_tf.config import FirstModelConfig, ModelConfig, flags
+from albert_tf.errors import RETRY_STATUS, UserError, name_faults
+from albert_tf.io import files
+from albert_tf.io.artifact import differences, own
+
+STATE_FILE = "first_model.json"
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+
+SAMPLE_BYTES = 1 << 20
+# Below this size, a vocabulary and a model from random weights learn nothing.
+SMALLEST_TEXT, SMALLEST_CONTINUED_TEXT = 200_000, 10_000
+# Mean number of characters above which lines are paragraphs, not sentences.
+PARAGRAPH = 300
+HELD_OUT_BYTES = 500_000
+
+# Shares of the training time: short examples, then longer ones, both at a
+# constant learning rate; the decay has the rest.
+SHORT_SHARE, LONG_SHARE = 0.3, 0.2
+SMALLEST_TRAINING = 30  # seconds
+# Time after the decay, as a multiple of the start-up of a training: export,
+# masks and curves. A part of the time is never planned.
+TAIL, RESERVE = 3.0, 0.03
+ENDLESS = 10_000_000  # steps; the time ends such a stage
+MAX_ATTEMPTS = 3
+POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What is trained on a kind of device.
+
+    Attributes:
+        architecture: The name of a file of configs/models.
+        num_layers: Layers of the model; they share their weights.
+        lengths: Tokens of the short and of the longer examples.
+        batch_tokens: Tokens in a step.
+        max_vocab_size: Largest number of pieces.
+        flags: Further flags of the training.
+    """
+
+    architecture: str
+    num_layers: int
+    lengths: tuple[int, int]
+    batch_tokens: int
+    max_vocab_size: int
+    flags: tuple[str, ...]
+
+
+# Chosen by the measurements in docs/log.md. Those of GPU and TPU follow the
+# paper's architecture, and have not been tried.
+_ADAMW = ("--optimizer=adamw", "--beta_2=0.98", "--learning_rate=0.001")
+_LARGE = (
+    *("--optimizer=muon", "--beta_2=0.98", "--learning_rate=0.0005"),
+    "--precision=mixed_bfloat16",
+)
+RECIPES = {
+    "cpu": Recipe("albert_mini", 1, (16, 64), 1024, 4000, _ADAMW),
+    "gpu": Recipe("albert_base_v2", 12, (64, 128), 32_768, 30_000, _LARGE),
+    "tpu": Recipe("albert_base_v2", 12, (64, 128), 131_072, 30_000, _LARGE),
+}
+_CONTINUED = ("--optimizer=adamw", "--beta_2=0.98", "--learning_rate=0.0005")
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What was found in the text.
+
+    Attributes:
+        paths: The files.
+        num_bytes: Their size; compressed files count threefold.
+        is_json: Whether they are JSON lines.
+        line_length: Mean number of characters of a line that is not blank.
+        many_characters: Whether the script has thousands of characters.
+    """
+
+    paths: tuple[str, ...]
+    num_bytes: int
+    is_json: bool
+    line_length: float
+    many_characters: bool
+
+    def describe(self) -> list[str]:
+        """What was assumed, one line for each fact."""
+        form = "JSON lines" if self.is_json else "text"
+        lines = [f"{len(self.paths)} files of {form}, {self.num_bytes:,} bytes"]
+        if self.are_paragraphs:
+            lines.append(
+                f"lines have {self.line_length:.0f} characters: they are read "
+                "as paragraphs, and split into sentences"
+            )
+        else:
+            lines.append(
+                f"lines have {self.line_length:.0f} characters: each is read "
+                "as a sentence"
+            )
+        return lines
+
+    @property
+    def are_paragraphs(self) -> bool:
+        """Whether lines hold several sentences."""
+        return self.line_length > PARAGRAPH
+
+
+def look(config: FirstModelConfig) -> Text:
+    """Reads the beginnings of the files.
+
+    Raises:
+        UserError: If there is no text, or too little.
+    """
+    paths = sorted({p for pattern in config.input_file for p in _find(pattern)})
+    if not paths:
+        raise UserError(
+            "input_file must match files",
+            received=",".join(config.input_file),
+            remedy="Example: --input_file='my/*.txt'.",
+        )
+    sizes = [
+        os.path.getsize(p) * (3 if p.endswith((".gz", ".bz2", ".zst")) else 1)
+        for p in paths
+    ]
+    needed = (
+        SMALLEST_CONTINUED_TEXT if config.init_checkpoint else SMALLEST_TEXT
+    )
+    if sum(sizes) < needed:
+        raise UserError(
+            f"input_file must hold at least {needed:,} bytes of text",
+            received=f"{sum(sizes):,} bytes in {len(paths)} files",
+            remedy="Give more text"
+            + (
+                "."
+                if config.init_checkpoint
+                else ", or continue a trained model: "
+                "--init_checkpoint=models/albert_mini_en."
+            ),
+        )
+    readable = [p for p in paths if not p.endswith((".bz2", ".zst"))]
+    sample = "\n".join(
+        _beginning(path) for path in readable[:: len(paths) // 8 or 1]
+    )
+    lines = [line for line in map(str.strip, sample.splitlines()) if line]
+    if readable and not lines:
+        raise UserError("input_file must hold text", received="blank lines")
+    is_json = bool(lines) and lines[0].startswith("{")
+    if is_json:
+        lines = [
+            line.strip()
+            for text in map(_json_text(config.text_field), lines)
+            for line in text.splitlines()
+            if line.strip()
+        ]
+    letters = [c for line in lines for c in line[:100] if c.isalpha()]
+    return Text(
+        tuple(paths),
+        sum(sizes),
+        is_json,
+        sum(map(len, lines)) / max(1, len(lines)),
+        sum(0x2E80 <= ord(c) < 0xAC00 for c in letters) > len(letters) / 3,
+    )
+
+
+def _find(pattern: str) -> list[str]:
+    """The files of a pattern; a directory stands for its files."""
+    if os.path.isdir(pattern):
+        pattern = os.path.join(pattern, "*")
+    return [p for p in files.find(pattern) if os.path.isfile(p)]
+
+
+def _beginning(path: str) -> str:
+    opened = gzip.open if path.endswith(".gz") else open
+    with opened(path, "rb") as file:
+        content = file.read(SAMPLE_BYTES // 8)
+    return content.rpartition(b"\n")[0].decode("utf-8", errors="replace")
+
+
+def _json_text(field: str) -> Any:
+    def read(line: str) -> str:
+        with contextlib.suppress(ValueError):
+            document = json.loads(line)
+            if isinstance(document, dict) and isinstance(
+                document.get(field), str
+            ):
+                return document[field]
+        return ""
+
+    return read
+
+
+def find_accelerator(config: FirstModelConfig) -> str:
+    """The kind of device that the training will use, "cpu", "gpu" or "tpu"."""
+    if config.accelerator != "auto":
+        return config.accelerator
+    if devices.find_chips():
+        return "tpu"
+    return "gpu" if any(pathlib.Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first command.
+
+    Attributes:
+        accelerator: "cpu", "gpu" or "tpu".
+        vocabulary: The model file of the vocabulary.
+        vocab_size: Pieces to train; 0 if the vocabulary is that of a model.
+        lengths: Tokens of the examples of each stage.
+        corpus_flags: Flags of the commands that read the text.
+        training_flags: Flags of all stages of the training.
+    """
+
+    text: Text
+    accelerator: str
+    vocabulary: str
+    vocab_size: int
+    objective: str
+    lengths: tuple[int, ...]
+    batch_tokens: int
+    corpus_flags: tuple[str, ...]
+    training_flags: tuple[str, ...]
+
+
+def make_plan(config: FirstModelConfig) -> Plan:
+    """Chooses vocabulary, records, architecture and optimizer.
+
+    Raises:
+        UserError: For text or an initial model that cannot be used.
+    """
+    text = look(config)
+    accelerator = find_accelerator(config)
+    recipe = RECIPES[accelerator]
+    corpus = [
+        f"--input_file={','.join(text.paths)}",
+        f"--language={config.language}",
+    ]
+    if text.is_json:
+        corpus += ["--input_format=jsonl", f"--text_field={config.text_field}"]
+    if text.are_paragraphs:
+        corpus.append("--sentence_breaker=sentencex")
+    training = [f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"]
+    if config.init_checkpoint:
+        model, objective, lower_case = _read_initial(config.init_checkpoint)
+        values = ",".join(f"{n}={v}" for n, v in model.items())
+        return Plan(
+            text,
+            accelerator,
+            os.path.join(config.init_checkpoint, "spiece.model"),
+            0,
+            objective,
+            recipe.lengths[1:],
+            recipe.batch_tokens,
+            (*corpus, f"--do_lower_case={lower_case}"),
+            (
+                f"--albert_config_file={CONFIGS}/models/albert_mini.json",
+                f"--model={values}",
+                *(*_CONTINUED, *training),
+            ),
+        )
+    # From 3 to 300 MB, ten times as many pieces.
+    suited = 4000 * math.sqrt(text.num_bytes / 3e6)
+    vocab_size = int(min(recipe.max_vocab_size, max(1000, suited // 500 * 500)))
+    if text.many_characters:
+        vocab_size = max(vocab_size, 8000)
+    return Plan(
+        text,
+        accelerator,
+        f"{config.output_dir}/vocabulary/spm.model",
+        vocab_size,
+        "none",
+        recipe.lengths,
+        recipe.batch_tokens,
+        (*corpus, f"--do_lower_case={config.do_lower_case}"),
+        (
+            f"--albert_config_file={CONFIGS}/models/{recipe.architecture}.json",
+            f"--model=num_hidden_layers={recipe.num_layers},"
+            f"vocab_size={vocab_size}",
+            *(*recipe.flags, *training),
+        ),
+    )
+
+
+def _read_initial(path: str) -> tuple[dict[str, Any], str, bool]:
+    """Architecture, sentence objective and case of a model."""
+    settings = files.load_json_if_any(os.path.join(path, "config.json"))
+    if not settings or not os.path.exists(os.path.join(path, "spiece.model")):
+        raise UserError(
+            "init_checkpoint must be a run directory or a Hugging Face folder, "
+            "with config.json and spiece.model",
+            received=path,
+            remedy="python -m albert_tf.convert_checkpoint makes a run of "
+            "other formats.",
+        )
+    model = settings.get("model", settings)
+    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    model = {n: v for n, v in model.items() if n in names}
+    model = {n: v for n, v in model.items() if not isinstance(v, list)}
+    training = settings.get("training", settings)
+    lower_case = True
+    for name in ("tokenizer_config.json", "records_metadata.json"):
+        found = files.load_json_if_any(os.path.join(path, name)) or {}
+        lower_case = found.get("do_lower_case", lower_case)
+    return model, training.get("sentence_objective", "sop"), lower_case
+
+
+class FirstModel:
+    """A first model in its directory.
+
+    Attributes:
+        state: What is stored in `first_model.json`: `settings`; `seconds`, the
+            time used so far; and by stage, its `command`, its `output` when it
+            has ended, and its `seconds`.
+    """
+
+    def __init__(self, config: FirstModelConfig, plan: Plan) -> None:
+        self.config, self.plan = config, plan
+        self.dir = config.output_dir
+        self._path = f"{self.dir}/{STATE_FILE}"
+        self.state = files.load_json_if_any(self._path) or {
+            "settings": config.to_dict(),
+            "seconds": 0.0,
+            "stages": {},
+        }
+        self._saved = self._ticked = time.monotonic()
+        self._interrupted = 0
+
+    # --- stages ---------------------------------------------------------------
+
+    def make(self) -> None:
+        """Makes what is missing, stage by stage."""
+        plan, runs = self.plan, f"{self.dir}/runs"
+        if plan.vocab_size:
+            self._vocabulary()
+        for length in plan.lengths:
+            self._records(length)
+        figures = json.loads(self._baselines(plan.lengths[-1]))
+        # The shares of the stages stay the same after an interruption.
+        total = self.config.minutes * 60 * (1 - RESERVE)
+        rest = total - self.state["seconds"]
+        rest = self.state.setdefault("training_seconds", rest)
+        if rest < SMALLEST_TRAINING:
+            raise UserError(
+                "minutes must leave time to train after vocabulary and records",
+                received=f"{self.config.minutes:g}, which leaves {rest:.0f} s",
+                remedy="Give more --minutes and another --output_dir.",
+            )
+        start, names = self.config.init_checkpoint, []
+        shares = (SHORT_SHARE, LONG_SHARE)[-len(plan.lengths) :]
+        for length, share in zip(plan.lengths, shares, strict=True):
+            name = f"{length}_tokens"
+            self._train(name, length, start, seconds=share * rest)
+            start, names = f"{runs}/{name}", [*names, name]
+        pace = self._pace(names[-1])
+        left = total - self.state["seconds"] - (1 + TAIL) * pace.start_up
+        num_steps = self._stage("decay").setdefault(
+            "num_steps", max(50, int(left * pace.steps_s))
+        )
+        self._train("decay", plan.lengths[-1], start, num_steps=num_steps)
+        names.append("decay")
+        saved_model = f"{self.dir}/saved_model"
+        self._run(
+            "export",
+            "albert_tf.export_saved_model",
+            f"--run_dir={runs}/decay",
+            f"--export_dir={saved_model}",
+            product=saved_model,
+        )
+        texts = [f"--text={s['text']}" for s in figures["sentences"]]
+        filled = texts and self._run(
+            "fill_masks",
+            "albert_tf.predict",
+            f"--saved_model_dir={saved_model}",
+            *texts,
+        )
+        self._run(
+            "curves",
+            "albert_tf.report",
+            f"--run_dirs={','.join(f'{runs}/{name}' for name in names)}",
+            f"--output_file={self.dir}/curves.png,{self.dir}/curves.html",
+        )
+        self._write_page(figures, filled, names)
+
+    def _vocabulary(self) -> None:
+        more = ()
+        if self.plan.text.many_characters:
+            more = ("--character_coverage=0.9995", "--byte_fallback")
+        self._run(
+            "vocabulary",
+            "data_prep.train_tokenizer",
+            *self.plan.corpus_flags,
+            f"--vocab_size={self.plan.vocab_size}",
+            f"--model_prefix={self.plan.vocabulary.removesuffix('.model')}",
+            *more,
+        )
+
+    def _records(self, length: int) -> None:
+        """Builds records. A hash chooses the held-out documents.
+
+        Of few documents, a small fraction may be none; then it grows.
+        """
+        fraction = min(0.05, HELD_OUT_BYTES / self.plan.text.num_bytes)
+        fraction = self.state.setdefault("holdout_fraction", fraction)
+        while True:
+            try:
+                self._run(
+                    f"records_{length}",
+                    "data_prep.build_tfrecords",
+                    *self.plan.corpus_flags,
+                    f"--spm_model_file={self.plan.vocabulary}",
+                    f"--output_dir={self.dir}/records/{length}",
+                    *self._shape(length),
+                    f"--sentence_objective={self.plan.objective}",
+                    *("--ngram=1", "--short_seq_prob=0"),
+                    *("--masking=dynamic", "--dupe_factor=1", "--num_shards=4"),
+                    f"--holdout_fraction={fraction:.3g}",
+                )
+                return
+            except UserError as error:
+                if "holdout_fraction" not in str(error) or fraction > 0.3:
+                    raise
+            fraction = self.state["holdout_fraction"] = 2 * fraction
+
+    def _shape(self, length: int) -> tuple[str, str]:
+        predictions = math.ceil(0.15 * length)
+        return (
+            f"--max_seq_length={length}",
+            f"--max_predictions_per_seq={predictions}",
+        )
+
+    def _baselines(self, length: int) -> str:
+        records = f"{self.dir}/records/{length}"
+        return self._run(
+            "baselines",
+            "data_prep.ngram_baselines",
+            f"--input_file={records}/train/*.tfrecord",
+            f"--eval_input_file={records}/eval/*.tfrecord",
+            "--num_sentences=8",
+        )
+
+    def _train(
+        self,
+        name: str,
+        length: int,
+        start: str,
+        seconds: float = 0.0,
+        num_steps: int = 0,
+    ) -> None:
+        """Trains for some time at a constant rate, or for the decay's steps."""
+        records = f"{self.dir}/records/{length}"
+        rows = max(1, self.plan.batch_tokens // length)
+        is_new = not start
+        flags_ = [
+            *self.plan.training_flags,
+            f"--input_file={records}/train/*.tfrecord",
+            f"--output_dir={self.dir}/runs/{name}",
+            *self._shape(length),
+            f"--sentence_objective={self.plan.objective}",
+            f"--global_batch_size={rows}",
+            *("--dropout_schedule=0:0", "--save_checkpoints_steps=1000"),
+            f"--num_warmup_steps={50 if is_new else 0}",
+        ]
+        if length < self.plan.lengths[-1]:
+            # The next stage repeats these positions, which is a better start
+            # for the further ones than random values.
+            flags_.append(f"--model=max_position_embeddings={length}")
+        if start:
+            flags_.append(f"--init_checkpoint={start}")
+        if start and start != self.config.init_checkpoint:
+            flags_.append("--init_optimizer_state")
+        if num_steps:
+            flags_ += [
+                f"--eval_input_file={records}/eval/*.tfrecord",
+                "--eval_batch_size=64",
+                "--max_eval_steps=0",
+                f"--eval_every_n_steps={max(1, num_steps // 4)}",
+                f"--num_train_steps={num_steps}",
+            ]
+        else:
+            flags_ += ["--poly_power=0", f"--num_train_steps={ENDLESS}"]
+        self._run(name, "albert_tf.run_pretraining", *flags_, seconds=seconds)
+
+    # --- commands -------------------------------------------------------------
+
+    def _stage(self, name: str) -> dict[str, Any]:
+        return self.state["stages"].setdefault(name, {})
+
+    def _run(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        product: str = "",
+        seconds: float = 0.0,
+    ) -> str:
+        """Runs a command, unless it has finished; returns what it prints.
+
+        Args:
+            product: A directory that the command only writes if it is missing.
+            seconds: Time for the stage, interruptions included; 0: no limit.
+        """
+        stage = self._stage(name)
+        command = [sys.executable, "-m", module, *arguments]
+        stage["command"] = shlex.join(["python", "-m", module, *arguments])
+        if "output" in stage:
+            return stage["output"]
+        if product and os.path.exists(product):
+            files.remove_directory(product)  # of an interrupted start
+        log = f"{self.dir}/logs/{name}.log"
+        logging.info("%s: its log is %s", name, log)
+        for _ in range(MAX_ATTEMPTS):
+            status, output = self._wait(name, command, log, seconds)
+            if status != RETRY_STATUS:
+                break
+        if self._interrupted:
+            raise InterruptError(self._interrupted)
+        is_over = seconds and stage["seconds"] >= seconds
+        if status and not (is_over and status == 128 + signal.SIGTERM):
+            with open(log, errors="replace") as file:
+                lines = file.read().strip().splitlines() or ["no message"]
+            raise UserError(
+                f"{name}: the command must succeed",
+                received=f"status {status}: {lines[-1]}",
+                remedy=f"See {log}. The same command goes on from here.",
+            )
+        if seconds:
+            steps = max(
+                int(path.name.removeprefix("step-"))
+                for path in pathlib.Path(
+                    f"{self.dir}/runs/{name}/checkpoints"
+                ).glob("step-*")
+            )
+            stage["command"] = stage["command"].replace(
+                f"--num_train_steps={ENDLESS}", f"--num_train_steps={steps}"
+            )
+        stage["output"] = output
+        self._save()
+        return output
+
+    def _wait(
+        self, name: str, command: Sequence[str], log: str, seconds: float
+    ) -> tuple[int, str]:
+        """Runs a command to its end, or asks it to stop when its time is over.
+
+        Returns:
+            The exit status as a shell reports it, and the standard output.
+        """
+        stage = self._stage(name)
+        output = f"{self.dir}/logs/{name}.out"
+        next_report, num_requests = time.monotonic() + PROGRESS_SECONDS, 0
+        with open(log, "ab") as errors, open(output, "wb") as results:
+            process = subprocess.Popen(
+                command,
+                stdout=results,
+                stderr=errors,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches only this process
+            )
+            with _handle_signals(self._on_signal):
+                while process.poll() is None:
+                    time.sleep(POLL_SECONDS)
+                    now = time.monotonic()
+                    self.state["seconds"] += now - self._ticked
+                    stage["seconds"] = (
+                        stage.get("seconds", 0.0) + now - self._ticked
+                    )
+                    self._ticked = now
+                    # Also a slow machine trains some steps.
+                    is_over = (
+                        seconds
+                        and stage["seconds"] >= seconds
+                        and self._metrics(name, "train")
+                    )
+                    if (is_over or self._interrupted) and not num_requests:
+                        process.send_signal(signal.SIGTERM)
+                        num_requests += 1
+                    if now - self._saved > PROGRESS_SECONDS / 5:
+                        self._save()
+                    if now >= next_report:
+                        self._report(name, seconds)
+                        next_report = now + PROGRESS_SECONDS
+        status = process.returncode
+        with open(output, errors="replace") as file:
+            return (128 - status if status < 0 else status), file.read()
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        logging.warning(
+            "%s: stopping; the same command goes on from here",
+            signal.Signals(number).name,
+        )
+        self._interrupted = number
+
+    def _save(self) -> None:
+        files.write_json(self._path, self.state)
+        self._saved = time.monotonic()
+
+    def _report(self, name: str, seconds: float) -> None:
+        """Logs how far a stage and everything is."""
+        used = self.state["seconds"] / 60
+        parts = [f"{name}: {used:.1f} of {self.config.minutes:g} minutes"]
+        rows = self._metrics(name, "train")
+        stage = self._stage(name)
+        if rows:
+            row = rows[-1]
+            of = f"/{stage['num_steps']:,}" if "num_steps" in stage else ""
+            parts.append(f"step {row['step']:,}{of}")
+            parts.append(f"loss {row['masked_lm_loss']:.3f}")
+            parts.append(f"{row['steps_per_second']:.1f} steps/s")
+        if seconds:
+            parts.append(f"{max(0, seconds - stage['seconds']):.0f} s left")
+        logging.info("%s", " | ".join(parts))
+
+    def _metrics(self, name: str, split: str) -> list[dict[str, Any]]:
+        """The log of a training, without a line that is not complete."""
+        rows = []
+        path = pathlib.Path(f"{self.dir}/runs/{name}/metrics.jsonl")
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row for row in rows if row["split"] == split]
+
+    def _pace(self, name: str) -> "Pace":
+        """Start-up and speed of a training that has ended."""
+        rows = self._metrics(name, "train")
+        trained = sum(row["loop_seconds"] for row in rows)
+        steady = rows[len(rows) // 2 :]
+        speed = len(steady) / sum(1 / row["steps_per_second"] for row in steady)
+        used = self._stage(name)["seconds"]
+        return Pace(max(5.0, used - trained), speed)
+
+    # --- results --------------------------------------------------------------
+
+    def _write_page(
+        self, figures: dict[str, Any], filled: str, names: Sequence[str]
+    ) -> None:
+        last = self._metrics("decay", "eval")[-1]
+        summary = {
+            "masked_lm_loss": last["masked_lm_loss"],
+            "masked_lm_accuracy": last["masked_lm_accuracy"],
+            "unigram_entropy": figures["unigram_entropy"],
+            "unigram_loss": figures["unigram_loss"],
+            "five_gram_loss": figures["five_gram_loss"],
+            "five_gram_accuracy": figures["five_gram_accuracy"],
+            "minutes": round(self.state["seconds"] / 60, 2),
+            "examples": self.plan.lengths[-1],
+            "steps": {
+                name: self._metrics(name, "train")[-1]["step"] for name in names
+            },
+        }
+        files.write_json(f"{self.dir}/summary.json", summary)
+        words = "\n".join(s["word"] for s in figures["sentences"])
+        files.write_text(
+            f"{self.dir}/index.html",
+            _page(self, summary, filled, words, names),
+        )
+        gain = summary["unigram_entropy"] - summary["masked_lm_loss"]
+        print(
+            f"masked-LM loss {summary['masked_lm_loss']:.3f} "
+            f"({summary['masked_lm_accuracy']:.1%}), {gain:.2f} nats below the "
+            f"unigram entropy; 5-grams: {summary['five_gram_loss']:.3f}; "
+            f"{summary['minutes']:.1f} minutes\n{filled}\n"
+            f"page: {self.dir}/index.html\nmodel: {self.dir}/runs/decay\n"
+            f"SavedModel: {self.dir}/saved_model"
+        )
+
+
+class InterruptError(Exception):
+    """The user or the system has asked to stop; `number`: the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Time of a training before its first step, and steps in a second."""
+
+    start_up: float
+    steps_s: float
+
+
+@contextlib.contextmanager
+def _handle_signals(handler: Any) -> Any:
+    before = {n: signal.signal(n, handler) for n in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>My first model</title>
+<style>body {{ font-family: sans-serif; max-width: 60rem; margin: 1rem auto; }}
+pre {{ background: #f4f4f4; padding: .6rem; overflow-x: auto;
+white-space: pre-wrap; }} img {{ max-width: 100%; }}
+td, th {{ padding: .2rem .8rem; text-align: left; }}</style></head><body>
+<h1>My first model</h1>
+<ul>{text}</ul>
+<h2>Results on held-out text</h2>
+<p>Examples of {examples} tokens, of which 15 % are masked, as single words.
+Lower losses are better.</p>
+<table><tr><th></th><th>loss, nats</th><th>right first guesses</th></tr>
+<tr><td>frequency of the pieces (unigram entropy)</td>
+<td>{unigram_entropy:.3f}</td><td></td></tr>
+<tr><td>5-grams that read both sides of the mask</td>
+<td>{five_gram_loss:.3f}</td><td>{five_gram_accuracy:.1%}</td></tr>
+<tr><td><b>this model</b>, after {minutes:.1f} minutes</td>
+<td><b>{masked_lm_loss:.3f}</b></td><td>{masked_lm_accuracy:.1%}</td></tr>
+</table>
+<h2>Masks filled in held-out sentences</h2>
+<pre>{filled}</pre><p>The masked words were:</p><pre>{words}</pre>
+<h2>Learning curves</h2>
+<img alt="learning curves" src="data:image/png;base64,{curves}">
+<h2>What a longer run would gain</h2>
+<p>{longer}</p>
+<h2>The commands</h2>
+<p>Repeat them in this order, in another directory, and change them.</p>
+<pre>{commands}</pre>
+</body></html>
+"""
+
+
+def _page(
+    model: FirstModel,
+    summary: Mapping[str, Any],
+    filled: str,
+    words: str,
+    names: Sequence[str],
+) -> str:
+    """The HTML page of the results; it needs no network."""
+    curve = model._metrics(names[-2], "train")
+    third = curve[-max(1, len(curve) // 3) :]
+    falls = third[0]["masked_lm_loss"] - third[-1]["masked_lm_loss"]
+    minutes = sum(row["loop_seconds"] for row in third) / 60
+    again = 4 * model.config.minutes
+    with open(f"{model.dir}/curves.png", "rb") as file:
+        curves = base64.b64encode(file.read()).decode()
+    return _PAGE.format(
+        **summary,
+        text="".join(
+            f"<li>{html.escape(line)}</li>" for line in describe(model.plan)
+        ),
+        filled=html.escape(filled),
+        words=html.escape(words),
+        curves=curves,
+        longer=f"In its last {minutes:.1f} minutes at a constant learning "
+        f"rate, the loss of the training fell by {falls:.2f} nats. Try "
+        f"--minutes={again:g} with another --output_dir. More text helps, too.",
+        commands=html.escape(
+            "\n\n".join(s["command"] for s in model.state["stages"].values())
+        ),
+    )
+
+
+def describe(plan: Plan) -> list[str]:
+    """The plan, one line for each decision."""
+    lines = plan.text.describe()
+    if plan.vocab_size:
+        lines.append(f"vocabulary: {plan.vocab_size:,} pieces, trained on it")
+    else:
+        lines.append(f"vocabulary: {plan.vocabulary}")
+    lengths = ", then ".join(map(str, plan.lengths))
+    lines.append(
+        f"examples of {lengths} tokens; {plan.batch_tokens:,} tokens a step; "
+        f"sentence objective {plan.objective}"
+    )
+    lines.append(f"device: {plan.accelerator}")
+    lines.append("training: " + " ".join(plan.training_flags))
+    return lines
+
+
+def main(config: FirstModelConfig) -> int:
+    """Makes the model, or what is missing of it; returns the exit status."""
+    config.require("input_file", "output_dir")
+    plan = make_plan(config)
+    for line in describe(plan):
+        print(line)
+    if config.dry_run:
+        return 0
+    path = f"{config.output_dir}/{STATE_FILE}"
+    stored = files.load_json_if_any(path)
+    settings = config.to_dict()
+    for name in ("output_dir", "dry_run"):
+        del settings[name]
+    if changes := differences(stored["settings"] if stored else {}, settings):
+        raise UserError(
+            "output_dir must not hold a first model of other settings",
+            received=path,
+            remedy=f"{name_faults(changes)}. Choose another --output_dir.",
+        )
+    os.makedirs(f"{config.output_dir}/logs", exist_ok=True)
+    with own(config.output_dir):
+        try:
+            FirstModel(config, plan).make()
+        except InterruptError as interrupted:
+            return 128 + interrupted.number
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main, FirstModelConfig)

@@ -1,0 +1,137 @@
+"""A first model from a folder of text, by one command."""
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from albert_tf import first_model
+from albert_tf.config import FirstModelConfig
+from albert_tf.errors import UserError
+from tests.helpers.tiny_run import CORPUS
+
+WORDS = "the river runs through the old town and under its seven bridges "
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with 400 kB of the sample corpus, in two files."""
+    with gzip.open(CORPUS, "rt") as file:
+        text = file.read(400_000)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_text(text[:200_000])
+    (folder / "b.txt").write_text(text[200_000:])
+    return folder
+
+
+# By name: the lines of a file, its name, and what the plan says of it.
+TEXTS = {
+    "sentences": (WORDS, "a.txt", "each is read as a sentence"),
+    "paragraphs": (WORDS * 9, "a.txt", "split into sentences"),
+    "JSON lines": (
+        json.dumps({"text": WORDS}),
+        "a.data",
+        r"--input_format=jsonl",
+    ),
+    "paragraphs in JSON lines": (
+        json.dumps({"text": WORDS * 9}),
+        "a.json",
+        r"--sentence_breaker=sentencex",
+    ),
+    "Chinese": ("国家主席今天在北京会见了外国客人。", "a.txt", "8,000 pieces"),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_the_plan_follows_from_the_text(case, tmp_path):
+    line, name, expected = TEXTS[case]
+    lines = f"{line}\n" * (300_000 // len(line.encode()))
+    (tmp_path / name).write_text(lines)
+    config = FirstModelConfig(input_file=(str(tmp_path),), output_dir="out")
+    plan = first_model.make_plan(config)
+    text = "\n".join([*first_model.describe(plan), *plan.corpus_flags])
+    assert re.search(expected, text)
+    assert plan.text.paths == (str(tmp_path / name),)
+
+
+def test_a_gpu_gets_a_larger_model(corpus):
+    config = FirstModelConfig((str(corpus),), output_dir="out")
+    plans = [
+        first_model.make_plan(config.replace(accelerator=name))
+        for name in ("cpu", "gpu", "tpu")
+    ]
+    assert [p.batch_tokens for p in plans] == [1024, 32_768, 131_072]
+    assert "albert_base_v2" in plans[1].training_flags[0]
+
+
+# By name: the setting and its value, and words of the refusal.
+REFUSALS = {
+    "no such file": ("input_file", ("none/*.txt",), "input_file must match"),
+    "too little text": ("input_file", ("small.txt",), "200,000 bytes of text"),
+    "blank text": ("input_file", ("blank.txt",), "must hold text"),
+    "no time": ("minutes", 0.1, "minutes must be at least 1"),
+    "no model": ("init_checkpoint", "none", "init_checkpoint must be a run"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_become_a_model_is_refused(case, corpus, monkeypatch):
+    monkeypatch.chdir(corpus)
+    (corpus / "small.txt").write_text(f"{WORDS}\n" * 20)
+    (corpus / "blank.txt").write_text(" \n" * 200_000)
+    name, value, message = REFUSALS[case]
+    settings = {"input_file": ("a.txt", "b.txt"), name: value}
+    with pytest.raises(UserError, match=message):
+        first_model.make_plan(FirstModelConfig(output_dir="out", **settings))
+
+
+@pytest.mark.slow
+def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
+    out = tmp_path / "model"
+    command = [
+        *(sys.executable, "-m", "albert_tf.first_model"),
+        f"--input_file={corpus}",
+        f"--output_dir={out}",
+        "--minutes=1",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    metrics = out / "runs/16_tokens/metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_text().endswith("\n")
+    ):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    step = json.loads(metrics.read_text().splitlines()[0])["step"]
+
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    # The interrupted training went on, or had used its time.
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert steps[0]["step"] == step
+    summary = json.loads((out / "summary.json").read_text())
+    assert 3 < summary["masked_lm_loss"] < 6.5  # ln(1000) = 6.9 at random
+    assert 3 < summary["five_gram_loss"] < summary["unigram_loss"]
+    page = (out / "index.html").read_text()
+    assert page.count("[MASK]") >= 4
+    assert "data:image/png" in page
+    # Each stage can be repeated: its number of steps was found by its time.
+    of_stages = re.findall(r"--num_train_steps=(\d+)", page)
+    assert len(of_stages) == 3
+    assert step <= int(of_stages[0]) < first_model.ENDLESS
+    assert os.path.exists(out / "saved_model/saved_model.pb")
+
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.stdout == result.stdout
+    other = subprocess.run(
+        [*command, "--seed=2"], capture_output=True, text=True
+    )
+    assert "seed was 1 and is 2" in other.stderr
