@@ -20,7 +20,7 @@ _LOCATION_LINES = (
 )
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """A setting, a file or a machine does not meet a requirement.
 
     Commands print its message without a traceback and exit with

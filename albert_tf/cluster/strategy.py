@@ -245,8 +245,6 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
             return tf.distribute.TPUStrategy(resolver)
-    except UserError:
-        raise
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         place = "on this machine" if is_local else f"at {config.tpu_name}"
         is_lost = isinstance(error, workers.LOSS_ERRORS)

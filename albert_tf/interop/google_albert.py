@@ -7,7 +7,8 @@
 
 A checkpoint holds the variables of the model with both heads, `global_step`,
 and, if it was saved during training, the moments of its optimizer,
-`NAME/adam_m` and `NAME/adam_v`, for both LAMB and AdamW.
+`NAME/adam_m` and `NAME/adam_v`, for both LAMB and AdamW. Other variables, such
+as the head of a fine-tuned model, are left out.
 
 Models are published as tar archives, which are untrusted input. Links, devices
 and files that no model needs are left out, and `tarfile.data_filter` refuses
@@ -32,12 +33,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.interop.weight_names import (
     ModelWeights,
     check_arrays,
+    fill_heads,
     has_sentence_head,
     list_weights,
 )
@@ -55,7 +58,8 @@ _SUFFIXES = {"": "", "/adam_m": "/m", "/adam_v": "/v"}  # theirs -> ours
 def read(path: str, step: int = 0) -> ModelWeights:
     """Reads a checkpoint with its architecture and vocabulary.
 
-    Without pooler and sentence head, the sentence objective is "none".
+    Without pooler and sentence head, the sentence objective is "none". Missing
+    heads are filled by `weight_names.fill_heads`.
 
     Args:
         path: A prefix, `.../model.ckpt-best`, or a directory with one
@@ -76,8 +80,6 @@ def read(path: str, step: int = 0) -> ModelWeights:
     config = ModelConfig.from_json_file(config_file)
     try:
         objective, arrays, steps = _read_variables(prefix, config)
-    except UserError:  # a ValueError
-        raise
     except READING_ERRORS as error:
         raise UserError(
             f"{prefix} must be an intact checkpoint",
@@ -106,28 +108,44 @@ def _read_variables(
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
-    names = {
-        weight.google_albert + theirs: weight.path + ours
+    wanted = {
+        weight.google_albert + theirs: (weight.path + ours, weight.shape)
         for weight in list_weights(config)
         for theirs, ours in _SUFFIXES.items()
     }
-    stored = {names.get(name, name): name for name in sorted(shapes)}
-    step = stored.pop(_STEP_NAME, "")
+    stored = {wanted[name][0]: name for name in shapes if name in wanted}
     objective = "sop" if has_sentence_head(stored) else "none"
-    has_slots = any(path.endswith(("/m", "/v")) for path in stored)
-    wanted = {
-        weight.path + suffix: weight.shape
-        for weight in list_weights(config, objective)
-        for suffix in (_SUFFIXES.values() if has_slots else ("",))
+    weights = list_weights(config, objective)
+    if len(stored) < len(_SUFFIXES) * len(weights):  # without all moments
+        paths = [w.path for w in weights if w.path in stored]
+        stored = {path: stored[path] for path in paths}
+    # Heads of other tasks and other slots are left out, but not an encoder
+    # that `config` does not describe.
+    unknown = {
+        name
+        for name in shapes.keys() - wanted.keys()
+        if name.startswith("bert/") and posixpath.dirname(name) not in wanted
     }
+    others = sorted(shapes.keys() - {_STEP_NAME, *stored.values()} - unknown)
+    if others:
+        logging.info(
+            "%s: left out %d variables that are not weights of a pretrained "
+            "model or not its complete moments, e.g. %s",
+            *(prefix, len(others), others[0]),
+        )
     # Before they are read: TensorFlow allocates whatever the index says.
-    found = {
-        path: (tuple(shapes[name]), dtypes[name].name)
+    found = {}
+    for path, name in (stored | {name: name for name in unknown}).items():
+        dtype = "float32" if dtypes[name].is_floating else dtypes[name].name
+        found[path] = tuple(shapes[name]), dtype
+    check_arrays({p: wanted[n][1] for p, n in stored.items()}, found, prefix)
+    arrays = {
+        path: reader.get_tensor(name).astype(np.float32)
         for path, name in stored.items()
     }
-    check_arrays(wanted, found, prefix)
-    arrays = {path: reader.get_tensor(stored[path]) for path in wanted}
-    return objective, arrays, np.asarray(reader.get_tensor(step) if step else 0)
+    fill_heads(arrays, weights, config, prefix)
+    step = reader.get_tensor(_STEP_NAME) if _STEP_NAME in shapes else 0
+    return objective, arrays, np.asarray(step)
 
 
 def _find_prefix(path: str, step: int) -> str:
@@ -242,7 +260,7 @@ def unpacked(archive: str) -> Iterator[str]:
                         )
                         if member.name.endswith(INDEX_SUFFIX):
                             indices.append(member.name)
-        except (UserError, PermissionError):
+        except PermissionError:
             raise
         except (tarfile.FilterError, ValueError) as error:
             raise UserError(

@@ -53,9 +53,9 @@ from albert_tf.config.task import (
 )
 from albert_tf.errors import UserError, first_line
 from albert_tf.interop.weight_names import (
-    MODEL_NAME,
     ModelWeights,
     Weight,
+    fill_heads,
     has_sentence_head,
     list_weights,
 )
@@ -80,12 +80,6 @@ INDEX_FILE = "model.safetensors.index.json"
 _PREFIX = "albert."
 _POOLER = "albert.pooler."
 _HEADS = ("predictions.", "sop_classifier.")
-_FILLINGS = {
-    "masked_lm/": "masked-LM head: it is initialized as in a new run",
-    "sentence/": "sentence head: it is filled with zeros, which give both "
-    "classes the same probability",
-}
-
 # transformers always projects the embeddings to the hidden size. This project
 # does so only where embedding_size differs from hidden_size.
 _PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
@@ -108,10 +102,8 @@ _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 def read(directory: str) -> ModelWeights:
     """Reads a pretrained model, with or without heads, or a fine-tuned model.
 
-    A missing sentence head is filled with zeros if the model has a pooler, e.g.
-    in `AlbertModel`. Without both, e.g. in `AlbertForMaskedLM`, the sentence
-    objective is "none". A missing masked-LM head gets initial random values.
-    A warning is logged for each head that is filled.
+    Without pooler and sentence head, e.g. in `AlbertForMaskedLM`, the sentence
+    objective is "none". Missing heads are filled by `weight_names.fill_heads`.
     """
     config_file = posixpath.join(directory, CONFIG_FILE)
     stored = load_json(config_file)
@@ -134,7 +126,7 @@ def read(directory: str) -> ModelWeights:
     if head is not None or not has_sentence_head(arrays):
         objective = "none"
     if head is None:
-        _fill_heads(arrays, list_weights(config, objective), config, directory)
+        fill_heads(arrays, list_weights(config, objective), config, directory)
     vocabulary = posixpath.join(directory, TOKENIZER_FILE)
     vocabulary = vocabulary if exists(vocabulary) else ""
     cased = bool(vocabulary) and is_cased(directory, vocabulary)
@@ -228,29 +220,6 @@ def _by_path(
                 received="different values",
             )
     return arrays
-
-
-def _fill_heads(
-    arrays: dict[str, np.ndarray],
-    weights: Sequence[Weight],
-    config: ModelConfig,
-    directory: str,
-) -> None:
-    """Gives missing pretraining heads initial values: see `read`."""
-    generator = np.random.default_rng(0)
-    for name, filling in _FILLINGS.items():
-        head = [w for w in weights if w.path.startswith(f"{MODEL_NAME}/{name}")]
-        if not head or any(weight.path in arrays for weight in head):
-            continue
-        logging.warning("%s has no %s", directory, filling)
-        for weight in head:
-            values = np.full(weight.shape, weight.path.endswith("gamma"), float)
-            if weight.transposed:  # a kernel: truncated at two deviations
-                values = generator.normal(size=weight.shape)
-                while (far := np.abs(values) > 2).any():
-                    values[far] = generator.normal(size=far.sum())
-                values *= config.initializer_range
-            arrays[weight.path] = values.astype(np.float32)
 
 
 def _remove_projection(tensors: dict[str, np.ndarray], directory: str) -> None:

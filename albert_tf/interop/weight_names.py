@@ -7,13 +7,15 @@ albert_tf, google-research/albert (modeling.py), and Hugging Face transformers.
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from absl import logging
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError, name_faults
+from albert_tf.runs.trained_model import check_finite
 
 MODEL_NAME = "albert"  # the first part of every path
 MOMENTS = ("m", "v")  # the optimizers' names of their slots
@@ -200,6 +202,39 @@ def has_sentence_head(paths: Iterable[str]) -> bool:
     return any(path.startswith(parts) for path in paths)
 
 
+_FILLINGS = {
+    "masked_lm/": "masked-LM head: it is initialized as in a new run",
+    "sentence/": "sentence head: it is filled with zeros, which give both "
+    "classes the same probability",
+}
+
+
+def fill_heads(
+    arrays: dict[str, np.ndarray],
+    weights: Sequence[Weight],
+    config: ModelConfig,
+    source: str,
+) -> None:
+    """Gives pretraining heads without any variable initial values.
+
+    Logs a warning for each, which names `source`.
+    """
+    generator = np.random.default_rng(0)
+    for name, filling in _FILLINGS.items():
+        head = [w for w in weights if w.path.startswith(f"{MODEL_NAME}/{name}")]
+        if not head or any(weight.path in arrays for weight in head):
+            continue
+        logging.warning("%s has no %s", source, filling)
+        for weight in head:
+            values = np.full(weight.shape, weight.path.endswith("gamma"), float)
+            if weight.transposed:  # a kernel: truncated at two deviations
+                values = generator.normal(size=weight.shape)
+                while (far := np.abs(values) > 2).any():
+                    values[far] = generator.normal(size=far.sum())
+                values *= config.initializer_range
+            arrays[weight.path] = values.astype(np.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelWeights:
     """A pretrained or fine-tuned model, independent of any file format.
@@ -245,7 +280,9 @@ class ModelWeights:
             }
         arrays = {**self.values, **self.slots}
         found = {n: (v.shape, str(v.dtype)) for n, v in arrays.items()}
-        check_arrays(shapes, found, self.source or "the model")
+        source = self.source or "the model"
+        check_arrays(shapes, found, source)
+        check_finite(arrays, source)
 
     @classmethod
     def of_arrays(

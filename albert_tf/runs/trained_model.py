@@ -1,10 +1,13 @@
 """The trained model of a run, loaded from a checkpoint."""
 
+from collections.abc import Mapping
+
 import keras
+import numpy as np
 from absl import logging
 
 from albert_tf.config import FinetuningConfig, PretrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import CheckpointStore, model_variables
@@ -36,8 +39,21 @@ def restore_model(
             remedy="Train first, with python -m albert_tf.run_pretraining or "
             "python -m albert_tf.run_finetuning.",
         )
+    values = {v.path: v.numpy() for v in model.variables}
+    check_finite(values, checkpoint.path)
     logging.info("loaded %s", checkpoint.path)
     return checkpoint.step
+
+
+def check_finite(arrays: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuses weights, read from `source`, that are NaN or infinite."""
+    faults = [name for name, v in arrays.items() if not np.isfinite(v).all()]
+    if faults:
+        raise UserError(
+            f"the weights in {source} must be finite numbers",
+            received=f"NaN or infinity in {name_faults(faults)}",
+            remedy="Choose an earlier checkpoint, or train again.",
+        )
 
 
 def load_run(

@@ -96,6 +96,7 @@ def test_the_state_file_names_the_newest_checkpoint(tmp_path):
 
 
 BIAS = "cls/predictions/output_bias"
+GROUP = "bert/encoder/transformer/group_1/inner_group_0/LayerNorm/gamma"
 NO_STEP = "global_step in .* non-negative integer"
 
 
@@ -113,15 +114,13 @@ NO_STEP = "global_step in .* non-negative integer"
             {},
             "inner_group_1_attention/query/kernel is missing; .*and 11 more",
         ),
-        ({"embedding_size": 6}, {}, "hidden_mapping_in/bias is unknown"),
+        ({"embedding_size": 6}, {}, "hidden_mapping_in/.* is unknown"),
+        ({"num_hidden_groups": 1}, {GROUP: np.zeros(6, "f4")}, f"{GROUP} is u"),
         ({"width": 3}, {}, "unknown key width"),
         (None, {}, r"albert_config\.json must be in the"),
-        (
-            {},
-            {f"{BIAS}/adam_m": np.zeros(11, "f4")},
-            "word_embeddings/m is missing",
-        ),
-        ({}, {BIAS: np.zeros(11, np.float16)}, "output_bias is float16, not"),
+        ({}, {BIAS: np.zeros(11, np.int32)}, "output_bias is int32, not"),
+        ({}, {BIAS: np.full(11, np.nan, "f4")}, "finite .*NaN.*output_bias"),
+        ({}, {BIAS: np.full(11, -np.inf, "f4")}, "infinity in .*output_bias"),
         ({}, {"global_step": np.array([5, 6])}, NO_STEP),
         ({}, {"global_step": np.array(-3)}, NO_STEP),
         ({}, {"global_step": np.array("five")}, NO_STEP),
@@ -140,6 +139,65 @@ def test_a_checkpoint_of_no_model_is_refused(
         file.write_text(json.dumps({**CONFIG, **config}))
     with pytest.raises(UserError, match=message):
         google_albert.read(str(tmp_path))
+
+
+def as_fine_tuned(values):
+    body = {n: v for n, v in values.items() if not n.startswith("cls/")}
+    moments = {f"{name}/adam_m": value for name, value in body.items()}
+    head = {"output_weights": np.zeros((3, 6), "f4"), "output_bias/adam_v": 0.0}
+    return body | moments | head
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out", "missing"),
+    [
+        (as_fine_tuned, 27, ["masked-LM", "sentence"]),
+        (
+            lambda values: (
+                {
+                    name: value
+                    for name, value in as_fine_tuned(values).items()
+                    if "pooler" not in name and "adam" not in name
+                }
+                | {"cls/squad/output_bias": np.zeros(2, "f4")}
+            ),
+            2,
+            ["masked-LM"],
+        ),
+        (
+            lambda values: (
+                values
+                | {"beta1_power": 0.9, "loss_scale/current_loss_scale": 1.0}
+                | {f"{BIAS}/Adam_1": np.zeros(11, "f4")}
+            ),
+            3,
+            [],
+        ),
+        (lambda values: {n: v.astype("f2") for n, v in values.items()}, 0, []),
+    ],
+    ids=["classifier", "squad", "mixed precision", "float16"],
+)
+def test_a_sound_checkpoint_with_other_variables_is_read(
+    tmp_path, caplog, change, left_out, missing
+):
+    """Missing heads are filled, as for any model."""
+    caplog.set_level("INFO")
+    written = google_albert_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    values = change(written.values)
+    save_tensors(tmp_path / "model.ckpt-best", values)
+    read = google_albert.read(str(tmp_path))
+    for weight in read.list_weights():
+        if weight.google_albert in values:
+            np.testing.assert_array_equal(
+                read.values[weight.path],
+                np.float32(values[weight.google_albert]),
+            )
+    has_pooler = any("pooler" in name for name in values)
+    assert read.sentence_objective == ("sop" if has_pooler else "none")
+    assert not read.slots
+    assert (f"left out {left_out} variables" in caplog.text) == (left_out > 0)
+    for head in "masked-LM", "sentence":
+        assert (f"has no {head} head" in caplog.text) == (head in missing)
 
 
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])

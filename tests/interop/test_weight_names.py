@@ -78,10 +78,14 @@ def test_faults_are_named_with_both_values():
             r"\[6, 5\], not \[6, 6\]",
         ),
         ({**weights.values, path: np.zeros((6, 6))}, "float64, not float32"),
+        (
+            {**weights.values, path: np.full((6, 6), np.nan, "f4")},
+            "finite numbers.*NaN or infinity in albert/pooler/kernel",
+        ),
     ):
         with pytest.raises(UserError, match=f"a/file must .*{message}"):
             dataclasses.replace(weights, values=values, source="a/file")
-    with pytest.raises(UserError, match=r"/v is missing"):
+    with pytest.raises(UserError, match=r"/m is missing"):
         dataclasses.replace(
-            weights, slots={f"{p}/m": v for p, v in weights.values.items()}
+            weights, slots={f"{p}/v": v for p, v in weights.values.items()}
         )

@@ -12,6 +12,8 @@ def test_a_remedy_ends_the_message_and_stands_alone():
         "Set it.",
     )
     assert str(UserError("a must be 1")) == "a must be 1."
+    # A library's error is often a ValueError: to catch it keeps ours.
+    assert not isinstance(error, ValueError)
 
 
 def test_the_first_line_of_a_failed_program_is_its_message():
