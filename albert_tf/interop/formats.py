@@ -7,11 +7,8 @@
 Pickled files are refused, since they can run code when they are read.
 """
 
-import atexit
 import dataclasses
 import posixpath
-import shutil
-import tempfile
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -23,7 +20,12 @@ from albert_tf.interop import google_albert, hugging_face
 from albert_tf.interop.google_albert import ARCHIVE_SUFFIXES, INDEX_SUFFIX
 from albert_tf.interop.hugging_face import NULL_THRESHOLD, TASKS
 from albert_tf.interop.weight_names import ModelWeights
-from albert_tf.io.files import exists, load_json_if_any
+from albert_tf.io.files import (
+    exists,
+    keep_until_exit,
+    load_json_if_any,
+    open_existing,
+)
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
@@ -130,13 +132,12 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
         with google_albert.unpacked(path) as directory:
             weights = google_albert.read(directory, step)
             weights = dataclasses.replace(weights, source=path)
-            if weights.vocabulary:
-                # It is read later, and removed when the process ends.
-                folder = tempfile.mkdtemp(prefix="albert_tf_")
-                atexit.register(shutil.rmtree, folder, ignore_errors=True)
-                weights = dataclasses.replace(
-                    weights, vocabulary=shutil.copy(weights.vocabulary, folder)
-                )
+            if file := weights.vocabulary:  # it is read later
+                with open_existing(file, "rb") as content:
+                    kept = keep_until_exit(
+                        posixpath.basename(file), content.read()
+                    )
+                weights = dataclasses.replace(weights, vocabulary=kept)
     else:
         weights = google_albert.read(path, step)
     if weights.vocabulary:

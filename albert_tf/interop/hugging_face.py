@@ -61,14 +61,23 @@ from albert_tf.interop.weight_names import (
 )
 from albert_tf.io.files import (
     exists,
+    keep_until_exit,
     load_json,
     load_json_if_any,
     open_existing,
     write_bytes,
 )
-from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
+from albert_tf.records.features import (
+    CLS_ID,
+    PAD_ID,
+    SEP_ID,
+    SPECIAL_PIECES,
+    TOKENIZER_FILE,
+    UNK_ID,
+)
 from albert_tf.records.tokenization import (
     GOOGLE_ALBERT,
+    NORMALIZER_NAMES,
     Tokenizer,
     character_class,
 )
@@ -127,9 +136,7 @@ def read(directory: str) -> ModelWeights:
         objective = "none"
     if head is None:
         fill_heads(arrays, list_weights(config, objective), config, directory)
-    vocabulary = posixpath.join(directory, TOKENIZER_FILE)
-    vocabulary = vocabulary if exists(vocabulary) else ""
-    cased = bool(vocabulary) and is_cased(directory, vocabulary)
+    vocabulary, cased = _find_vocabulary(directory)
     if cased:
         logging.warning(
             "the vocabulary of %s keeps upper case: records for pretraining "
@@ -501,12 +508,14 @@ def read_task(
             "one text.",
         )
     name = (stored.get("architectures") or [""])[0]
-    labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if name == TASKS[CLASSIFICATION].class_name:
+        labels = _read_labels(stored, path)
+        is_regression = len(labels) == 1 or (
+            stored.get("problem_type") == REGRESSION
+        )
         head = TaskHeadConfig(REGRESSION)
-        if len(labels) > 1 and stored.get("problem_type") != REGRESSION:
-            names = tuple(labels[str(i)] for i in range(len(labels)))
-            head = TaskHeadConfig(CLASSIFICATION, names)
+        if not is_regression:
+            head = TaskHeadConfig(CLASSIFICATION, labels)
     elif name == TASKS[MULTIPLE_CHOICE].class_name:
         if _NUM_CHOICES not in stored:
             logging.warning(
@@ -545,6 +554,48 @@ def read_task(
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return head, {n: find_setting(config, n) for n in finite} | infinite
+
+
+def _read_labels(stored: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    """The names of the logits, of as many as transformers makes."""
+    labels, number = stored.get("id2label"), stored.get("num_labels")
+    if labels is None:
+        number = 2 if number is None else number
+    elif not isinstance(labels, dict) or not all(map(_is_number, labels)):
+        raise UserError(
+            f"id2label in {path} must be an object of names by number",
+            received=json.dumps(labels)[:80],
+        )
+    elif number in (None, len(labels)):
+        # transformers makes a logit for each name, whatever its number.
+        by_number = {int(key): name for key, name in labels.items()}
+        names = [
+            str(name).strip() if isinstance(name, (str, int, float)) else ""
+            for _, name in sorted(by_number.items())
+        ]
+        if not names or not all(names) or len(set(names)) < len(labels):
+            raise UserError(
+                f"id2label in {path} must have different names",
+                received=json.dumps(labels)[:80],
+                remedy="Name the classes there, in the order of the logits.",
+            )
+        if by_number.keys() != set(range(len(names))):
+            logging.warning(
+                "id2label in %s does not count from 0: its names, in order, "
+                "are taken for those of the logits",
+                path,
+            )
+        return tuple(names)
+    if not isinstance(number, int) or number < 1:
+        raise UserError(
+            f"num_labels in {path} must be a positive integer",
+            received=json.dumps(number),
+        )
+    return tuple(f"LABEL_{i}" for i in range(number))
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().isdecimal()
 
 
 # --- The vocabulary -----------------------------------------------------------
@@ -588,7 +639,9 @@ def tokenizer_files(
         "keep_accents": not normalized_outside,
         "remove_space": True,
         "model_max_length": max_length,
-        "tokenizer_class": _tokenizer_class(tokenizer),
+        # Not AlbertTokenizer: that of transformers 5 ignores tokenizer.json and
+        # begins a word after [MASK], even in "[MASK].".
+        "tokenizer_class": "PreTrainedTokenizerFast",
         # Without them, transformers 5 leaves out token_type_ids, and the model
         # reads both texts of a pair as segment 0.
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
@@ -599,11 +652,12 @@ def tokenizer_files(
         *(_normalizers(tokenizer.do_lower_case) if normalized_outside else ()),
         {"type": "Precompiled", "precompiled_charsmap": charsmap.decode()},
         _replace(" {2,}", " "),
+        {"type": "Strip", "strip_left": False, "strip_right": True},
     ]
     fast["model"]["byte_fallback"] = model.trainer_spec.byte_fallback
     for piece in model.pieces:
         text, score = piece.piece, piece.score
-        if normalized_outside and text[-1:] == "," and text[-2:-1].isdigit():
+        if normalized_outside and _is_split(text):
             score -= _PENALTY
         fast["model"]["vocab"].append([text, score])
     return {TOKENIZER_FILE: content} | {
@@ -612,56 +666,91 @@ def tokenizer_files(
     }
 
 
-def is_cased(directory: str, vocabulary: str) -> bool:
-    """Whether a folder's settings say that its vocabulary keeps upper case.
+def _find_vocabulary(directory: str) -> tuple[str, bool]:
+    """Path of the SentencePiece model, or "", and whether text stays cased.
 
-    False for a self-contained vocabulary, whose model file stores the case.
+    A self-contained vocabulary stores the case itself, so it is not reported.
     """
+    path = posixpath.join(directory, TOKENIZER_FILE)
     settings = load_json_if_any(posixpath.join(directory, _SETTINGS_FILE))
-    return (
-        isinstance(settings, dict)
-        and settings.get("do_lower_case") is False
-        and Tokenizer(vocabulary).kind == GOOGLE_ALBERT
+    cased = (
+        isinstance(settings, dict) and settings.get("do_lower_case") is False
     )
+    if not exists(path):
+        fast_file = posixpath.join(directory, _FAST_FILE)
+        fast = load_json_if_any(fast_file)
+        if fast is None:
+            return "", False
+        try:
+            content, cased = _sentencepiece_of(fast)
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{fast_file} must describe a vocabulary of ALBERT",
+                received=f"{type(error).__name__} {first_line(error)}",
+                remedy=f"Copy the SentencePiece model there, as "
+                f"{TOKENIZER_FILE}.",
+            ) from None
+        path = keep_until_exit(TOKENIZER_FILE, content)
+    return path, cased and Tokenizer(path).kind == GOOGLE_ALBERT
 
 
-def _tokenizer_class(tokenizer: Tokenizer) -> str:
-    """The class that `AutoTokenizer` chooses.
+def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
+    """The SentencePiece model of a tokenizer.json, and whether it is cased.
 
-    `AlbertTokenizer` of transformers 5 ignores the pipeline in
-    `tokenizer.json` and builds one that has no byte pieces, drops vowels of
-    Hindi and Thai as accents, and splits Hangul into letters. A vocabulary
-    with such pieces needs the class that uses the file unchanged.
+    transformers 5 saves no other file of a vocabulary. Its pipeline is that of
+    `tokenizer_files` or of `AlbertTokenizer`; both decompose text outside of a
+    vocabulary that does not normalise it itself.
     """
+    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
-    def is_lost(piece: str) -> bool:
-        return bool(_BYTE_PIECE.fullmatch(piece)) or (
-            tokenizer.kind == GOOGLE_ALBERT
-            and any(
-                unicodedata.category(c).startswith("M")
-                or unicodedata.name(c, "").startswith("HANGUL SYLLABLE")
-                for c in piece
-            )
+    steps = fast["normalizer"].get("normalizers", [fast["normalizer"]])
+    by_type = {step["type"]: step for step in steps}
+    normalized_outside, lower = "NFKD" in by_type, "Lowercase" in by_type
+    if lower and not normalized_outside:
+        raise ValueError("Lowercase without NFKD among its normalizers")
+    if fast["model"]["type"] != "Unigram":
+        raise ValueError(f"the model {fast['model']['type']}, not Unigram")
+    model = sentencepiece_model_pb2.ModelProto()
+    types = model.SentencePiece.Type
+    for i, (text, score) in enumerate(fast["model"]["vocab"]):
+        # SentencePiece gives the score 0 to symbols of the user.
+        kind = types.NORMAL if score else types.USER_DEFINED
+        if i < len(SPECIAL_PIECES):
+            kind = types.UNKNOWN if i == UNK_ID else types.CONTROL
+        elif _BYTE_PIECE.fullmatch(text):
+            # AlbertTokenizer saves false as byte_fallback.
+            kind, model.trainer_spec.byte_fallback = types.BYTE, True
+        elif normalized_outside and _is_split(text) and score <= -_PENALTY:
+            score += _PENALTY
+        model.pieces.add(piece=text, score=score, type=kind)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    model.trainer_spec.unk_id = UNK_ID
+    spec = model.normalizer_spec
+    rules = by_type.get("Precompiled", {}).get("precompiled_charsmap") or ""
+    spec.precompiled_charsmap = base64.b64decode(rules)
+    if not normalized_outside:
+        processor = SentencePieceProcessor(
+            model_proto=model.SerializeToString()
         )
+        spec.name = NORMALIZER_NAMES[not processor.normalize("A").endswith("A")]
+    return model.SerializeToString(), not lower
 
-    pieces = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
-    any_is_lost = any(map(is_lost, pieces))
-    return "PreTrainedTokenizerFast" if any_is_lost else "AlbertTokenizer"
+
+def _is_split(piece: str) -> bool:
+    """Whether google-research/albert's tokenizer splits a piece."""
+    return piece[-1:] == "," and piece[-2:-1].isdigit()
 
 
 def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
     """`tokenization.normalize`, built from Hugging Face's normalisers."""
-    # Characters that are white space in Python only.
-    spaces = character_class(
-        lambda c: c.isspace() and c < "\u0100" and c not in " \t\n\r"
-    )
     # StripAccents would drop all marks, vowels of Hindi and Thai among them.
-    # `normalize` drops only those with a combining class.
-    accents = character_class(unicodedata.combining)
+    # `normalize` drops only those with a combining class. Marks that begin a
+    # text become a space: Metaspace begins a word only at offset 0.
+    marks = character_class(unicodedata.combining)
     return [
-        _replace(spaces, " "),
         {"type": "NFKD"},
-        _replace(accents, ""),
+        _replace(rf"\A{marks}+|{character_class(str.isspace)}+", " "),
+        _replace(marks, ""),
         *([{"type": "Lowercase"}] if do_lower_case else []),
         # SentencePiece's rules compose Hangul. The "Precompiled" normaliser
         # should apply the same rules, but does not compose it.

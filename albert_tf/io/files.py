@@ -4,6 +4,7 @@ TensorFlow reads and writes gs://. It is imported only for such paths, so that
 commands on local files start at once.
 """
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -11,6 +12,7 @@ import glob
 import json
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -240,6 +242,14 @@ def open_existing(path: str, mode: str = "r") -> Any:
                 check_bucket(path)
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return tf.io.gfile.GFile(path, mode)
+
+
+def keep_until_exit(name: str, content: bytes) -> str:
+    """Writes a temporary file, removed when the process ends; its path."""
+    folder = tempfile.mkdtemp(prefix="albert_tf_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_bytes(path := os.path.join(folder, name), content)
+    return path
 
 
 def load_json(path: str) -> Any:

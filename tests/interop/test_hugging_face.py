@@ -262,7 +262,34 @@ def test_tied_names_and_constants_are_ignored(folder):
 
 PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
 POOLER = "albert.pooler.bias"
-QA = "question_answering"
+QA, CLASSES = "question_answering", "classification"
+
+
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        ({"id2label": {"3": "c", "1": "a", "2": "b"}}, ("a", "b", "c")),
+        ({"id2label": {"0": "a", "2": "c", "10": "d"}}, ("a", "c", "d")),
+        ({"id2label": {"0": 1, "1": 2, "2": 3}}, ("1", "2", "3")),
+        (
+            {"id2label": None, "num_labels": 3},
+            ("LABEL_0", "LABEL_1", "LABEL_2"),
+        ),
+        (
+            {"id2label": {"0": "a"}, "num_labels": 3},
+            ("LABEL_0", "LABEL_1", "LABEL_2"),
+        ),
+    ],
+)
+def test_labels_are_those_that_transformers_makes(
+    tmp_path, caplog, config, labels
+):
+    """A logit for each name, in the order of their numbers."""
+    weights = random_weights(TINY, "none", head=HEADS["classification"])
+    hugging_face.write(weights, str(tmp_path))
+    change_json(tmp_path / CONFIG_FILE, label2id=None, **config)
+    assert hugging_face.read(str(tmp_path)).head.labels == labels
+    assert ("does not count from 0" in caplog.text) == (labels[0] in "a")
 
 
 @pytest.mark.parametrize(
@@ -327,6 +354,18 @@ QA = "question_answering"
             {},
             "problem_type must be single_label",
         ),
+        *(
+            (CLASSES, {"id2label": labels}, {}, message)
+            for labels, message in (
+                (["a", "b", "c"], "must be an object of names by number"),
+                ({"a": "0", "b": "1"}, "must be an object of names by number"),
+                ({"0": "a", "1": "b", "2": "a "}, "different names.*: {"),
+                ({"0": "a", "1": [], "2": "c"}, "must have different names"),
+                ({}, "must have different names. Received: {}"),
+            )
+        ),
+        (CLASSES, {"id2label": None, "num_labels": "3"}, {}, 'Received: "3"'),
+        (CLASSES, {"id2label": None}, {}, r"\[6, 3\], not \[6, 2\]"),
         (QA, {"albert_tf": {"doc_stride": 0}}, {}, "json: doc_stride must"),
         (QA, {"albert_tf": {"max_seq_length": 8}}, {}, "at most.*8 and 7"),
         (
