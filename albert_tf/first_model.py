@@ -61,11 +61,11 @@ HELD_OUT_BYTES = 500_000
 
 # Shares of the training time: short examples, then longer ones, both at a
 # constant learning rate; the decay has the rest.
-SHORT_SHARE, LONG_SHARE = 0.3, 0.2
+SHORT_SHARE, LONG_SHARE = 0.4, 0.15
 SMALLEST_TRAINING = 30  # seconds
 # Time after the decay, as a multiple of the start-up of a training: export,
 # masks and curves. A part of the time is never planned.
-TAIL, RESERVE = 3.0, 0.03
+TAIL, RESERVE = 2.5, 0.03
 ENDLESS = 10_000_000  # steps; the time ends such a stage
 MAX_ATTEMPTS = 3
 POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
@@ -340,6 +340,8 @@ def _read_initial(path: str) -> tuple[dict[str, Any], str, bool]:
     names = {field.name for field in dataclasses.fields(ModelConfig)}
     model = {n: v for n, v in model.items() if n in names}
     model = {n: v for n, v in model.items() if not isinstance(v, list)}
+    if model.get("hidden_act") == "gelu_new":  # Hugging Face's name
+        model["hidden_act"] = "gelu"
     training = settings.get("training", settings)
     lower_case = True
     for name in ("tokenizer_config.json", "records_metadata.json"):
@@ -805,6 +807,8 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"vocabulary: {plan.vocab_size:,} pieces, trained on it")
     else:
         lines.append(f"vocabulary: {plan.vocabulary}")
+    if "--do_lower_case=True" in plan.corpus_flags:
+        lines.append("case: capitals are read as small letters")
     lengths = ", then ".join(map(str, plan.lengths))
     lines.append(
         f"examples of {lengths} tokens; {plan.batch_tokens:,} tokens a step; "
