@@ -71,6 +71,15 @@ class TaskHeadConfig(Config):
         affects="model",
     )
 
+    def check(self) -> None:
+        if len({*self.labels}) < len(self.labels):
+            raise UserError(
+                "labels must be different names",
+                received=", ".join(self.labels),
+                remedy="Give each class a name of its own, e.g. in id2label of "
+                "the model's config.json.",
+            )
+
     @property
     def num_outputs(self) -> int:
         """Number of logits of a sequence; undefined for question answering."""

@@ -6,9 +6,15 @@
 3. Rows become examples of the type that the task needs.
 
 A TSV file has no quotes and no escapes: a quotation mark is a character, and
-only a line feed ends a line. That is how the files of GLUE are written. An
-empty line is not a row, also in a file of one column. A line with tabs or
-commas only is a row of empty fields.
+only a line feed ends a line. That is how the files of GLUE are written. Your
+own file may have the quotes of CSV, as pandas writes them, if all of its rows
+can be read so. An empty line is not a row, also in a file of one column. A line
+with tabs or commas only is a row of empty fields.
+
+The name of a class is the text of its cell, with single spaces for white space.
+An empty cell, `nan` and `-` (unless `+` is a class, too) mean that there is no
+label, and so does -1, unless it is a class beside 0, or 0 and 1. Rows without a
+label are left out and listed.
 """
 
 import collections
@@ -22,6 +28,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+from absl import logging
 
 from albert_tf.config.task import (
     CLASSIFICATION,
@@ -55,11 +63,20 @@ _TFDS_TEXTS = {
     "mrpc": ("sentence1", "sentence2"),
 }
 
+_SQUAD_FORMAT = (
+    'SQuAD has {"data": [{"paragraphs": [{"context", "qas": [{"id", "question",'
+    ' "answers": [{"text", "answer_start"}]}]}]}]}. Other layouts can be JSON '
+    "lines (.jsonl) with --text_column, --question_column and --answer_column."
+)
+
 # A file with a larger fraction of malformed rows has another layout.
 _MAX_MALFORMED = 0.1
 
 # JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+# Cells that mean "no label".
+_NO_LABEL = ("", "nan", "-")
 
 # The values of `is_impossible`; `str(True)` in lower case is "true".
 _TRUTH_VALUES = {"true": True, "1": True, "false": False, "0": False}
@@ -182,8 +199,9 @@ def read_examples(
     columns, found = _open_rows(config, examples)
     rows = list(_check_rows(examples, columns, found))
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
-        labels = _collect_labels(row.values[columns.label] for row in rows)
-        examples.task = dataclasses.replace(task, labels=labels)
+        names = {_class_name(examples, row, columns) for row in rows}
+        examples.task = dataclasses.replace(task, labels=_find_classes(names))
+        _warn_of_similar(examples)
     for row in rows:
         _add_example(examples, row, columns)
     _check(examples)
@@ -263,14 +281,15 @@ def _open_rows(
         return columns, _read_tfds(config, examples)
     if task.layout == "race":
         return columns, _read_race(config, examples)
-    if source.endswith(".jsonl"):
-        return columns, _read_json_lines(source)
+    if source.endswith((".jsonl", ".json")):
+        return columns, _read_json(source)
     if not source.endswith((".tsv", ".txt", ".csv")):
         raise UserError(
-            f"files of --task={task.name} must end in .tsv, .csv or .jsonl",
+            f"files of --task={task.name} must end in .tsv, .csv, .jsonl or "
+            ".json",
             received=source,
         )
-    rows = _read_table(source, columns.header)
+    rows = _read_table(source, columns.header, task.name in KINDS)
     if source.endswith(_MICROSOFT_MRPC):
         rows = _split_mrpc(examples, rows)
     return columns, rows
@@ -340,9 +359,19 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
-def _read_table(path: str, header: Sequence[str]) -> _Found:
-    """Reads a TSV or CSV file; () if its first line is the header."""
-    lines = _read_csv(path) if path.endswith(".csv") else _read_tsv(path)
+def _read_table(path: str, header: Sequence[str], may_quote: bool) -> _Found:
+    """Reads a TSV or CSV file; () if its first line is the header.
+
+    Args:
+        may_quote: Whether a TSV file may have the quotes of CSV.
+    """
+    lines = list(_read_csv(path) if path.endswith(".csv") else _read_tsv(path))
+    if may_quote and not path.endswith(".csv") and '""' in read_text(path):
+        with contextlib.suppress(UserError):
+            quoted = list(_read_csv(path, "\t"))
+            if len({len(fields) for _, fields in quoted}) == 1:
+                logging.info("%s is read with the quotes of CSV", path)
+                lines = quoted
     for number, fields in lines:
         if not header:
             header = fields
@@ -367,14 +396,18 @@ def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
             yield number, fields.split("\t")
 
 
-def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
+def _read_csv(
+    path: str, delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
     """The fields of each row, after the number of its first line."""
     text = read_text(path)
     # By default, a field of more than 131,072 characters is an error.
     csv.field_size_limit(max(len(text), csv.field_size_limit()))
     # Strict: otherwise, an unclosed quotation mark takes the rest of the file
     # for one field. newline="": fields may have line breaks.
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), strict=True, delimiter=delimiter
+    )
     first_line = 1
     try:
         for fields in reader:
@@ -389,16 +422,33 @@ def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def _read_json_lines(path: str) -> _Found:
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+def _read_json(path: str) -> _Found:
+    """Reads JSON lines, or one array of objects."""
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        with _format_of(path, "with an array of objects"):
+            rows = json.loads(text, object_pairs_hook=_once)
+        for number, values in enumerate(rows):
+            is_row = isinstance(values, dict)
+            yield f"row {number}", values if is_row else f"{values!r:.40}"
+        return
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                values = json.loads(line)
+                values = json.loads(line, object_pairs_hook=_once)
             except (ValueError, RecursionError) as error:  # of nesting
                 values = error
             if not isinstance(values, dict):
                 values = f"{values} instead of a JSON object"
             yield f"line {number}", values
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without repeated names."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(f"a name more than once in {[n for n, _ in pairs]}")
+    return values
 
 
 def _split_mrpc(examples: ExampleSet, rows: _Found) -> _Found:
@@ -426,7 +476,7 @@ def _split_mrpc(examples: ExampleSet, rows: _Found) -> _Found:
 
 
 @contextlib.contextmanager
-def _format_of(path: str, name: str) -> Iterator[None]:
+def _format_of(path: str, name: str, remedy: str = "") -> Iterator[None]:
     """Turns errors in parsing into errors that name the format."""
     try:
         yield
@@ -435,7 +485,9 @@ def _format_of(path: str, name: str) -> Iterator[None]:
     ) as error:
         kind = "no" if isinstance(error, KeyError) else type(error).__name__
         raise UserError(
-            f"{path} must be a JSON file {name}", received=f"{kind} {error}"
+            f"{path} must be a JSON file {name}",
+            received=f"{kind} {error}",
+            remedy=remedy,
         ) from None
 
 
@@ -445,10 +497,13 @@ def _read_squad(path: str, task: Task) -> _Found:
     Rows have `is_impossible`, False for files of SQuAD 1.1.
     """
     text = read_text(path)
-    with _format_of(path, "in the format of SQuAD"):
+    with _format_of(path, "in the format of SQuAD", _SQUAD_FORMAT):
+        content = json.loads(text)
         rows = [
             (str(entry["id"]), {"context": context, **entry})
-            for article in json.loads(text)["data"]
+            for article in (
+                content if isinstance(content, list) else content["data"]
+            )
             for paragraph in article["paragraphs"]
             for context in [paragraph["context"]]
             for entry in paragraph["qas"]
@@ -564,14 +619,58 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _collect_labels(values: Iterable[Any]) -> tuple[str, ...]:
-    """The distinct labels, sorted; by value, if all are whole numbers."""
-    labels = set(filter(str.strip, map(_text, values)))
+def _class_name(examples: ExampleSet, row: _Row, columns: Columns) -> str:
+    """The name of a row's class; see the beginning of this module.
+
+    Raises:
+        UserError: For a list or an object.
+    """
+    value = row.values[columns.label]
+    if isinstance(value, list | dict):
+        raise UserError(
+            f"{columns.label} of {examples.source} must be one name or number",
+            received=f"{value!r} in {row.where}",
+            remedy="An example has one class: name another --label_column.",
+        )
+    return " ".join(_text(value).split())
+
+
+def _is_no_label(name: str, classes: Iterable[str]) -> bool:
+    """Whether a cell means "no label"; `classes`: all names of the file."""
+    others = {*classes} - {"-1", *_NO_LABEL}
+    if name == "-":
+        return "+" not in classes
+    if name == "-1":
+        counted = {str(n) for n in range(len(others))}
+        return others != counted or len(others) not in (1, 2)
+    return name.casefold() in _NO_LABEL
+
+
+def _find_classes(names: set[str]) -> tuple[str, ...]:
+    """The classes, sorted; by value, if all are whole numbers."""
+    labels = {name for name in names if not _is_no_label(name, names)}
     try:
         # Different labels can have the same value, e.g. 1 and 01.
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(labels))
+
+
+def _warn_of_similar(examples: ExampleSet) -> None:
+    """Warns of classes that may be one, e.g. `Pos` and `pos`, `1` and `1.0`."""
+    similar: dict[str, list[str]] = {}
+    for label in examples.task.labels:
+        key = {"true": "1", "false": "0"}.get(
+            label.casefold(), label.casefold()
+        )
+        with contextlib.suppress(ValueError):
+            key = str(float(key))
+        similar.setdefault(key, []).append(label)
+    if doubtful := [" and ".join(n) for n in similar.values() if len(n) > 1]:
+        logging.warning(
+            "%s HAS CLASSES WITH SIMILAR NAMES: %s. Give each class one name",
+            *(examples.source, name_faults(doubtful)),
+        )
 
 
 def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
@@ -582,9 +681,12 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
     try:
         if kind == CLASSIFICATION:
             form = f"one of {name_faults(labels)}"
-            if text not in labels:
+            name = _class_name(examples, row, columns)
+            # Earlier versions stored the names with their white space.
+            names = [" ".join(label.split()) for label in labels]
+            if name not in names:
                 raise ValueError("no label of the training file")
-            return labels.index(text)
+            return names.index(name)
         if kind == REGRESSION:
             form = "a finite number"
             if not math.isfinite(number := float(value)):
@@ -614,21 +716,31 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
         ) from None
 
 
+def _has_no_label(examples: ExampleSet, row: _Row, columns: Columns) -> bool:
+    task = examples.task
+    if task.kind == QUESTION_ANSWERING:
+        return False
+    name = _text(row.values[columns.label]).strip()
+    if task.kind == CLASSIFICATION:
+        name = _class_name(examples, row, columns)
+        if name in task.labels:
+            return False
+    if name == "-1":
+        return task.kind != REGRESSION
+    return _is_no_label(name, task.labels)
+
+
 def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
     """Adds the example of a row, unless it is unusable."""
     task, values, label = examples.task, row.values, None
     if examples.has_labels:
-        given = _text(values[columns.label]).strip()
-        problem = ""
-        if given == "-" and task.name not in KINDS:
-            problem = "no gold label"  # the annotators of MNLI did not agree
-        elif task.kind == CLASSIFICATION and not given:
-            problem = "no label"
-        if problem:
-            examples.report_bad(row.where, problem)
+        if _has_no_label(examples, row, columns):
+            examples.report_bad(row.where, "no label")
             return
         label = _label_of(examples, row, columns)
     where = name = _text(values.get(columns.id, row.number))
+    if task.kind != QUESTION_ANSWERING:  # a tab would break predictions
+        where = name = " ".join(name.split())
     text = _text(values[columns.text])
     pair = _text(values[columns.text_pair]) if columns.text_pair else None
     example: Example

@@ -13,7 +13,9 @@ other tasks, with the scores of the paper. It does not need TensorFlow.
     null_odds.json     by question id; the larger, the less likely an answer
     nbest.json         the best answers to each question, with probabilities
 
-Answers are compared in lower case, without punctuation and articles. The best
+Answers are compared in lower case, without punctuation and articles. In
+Chinese, Japanese, Korean, Thai and other scripts that need it, each character
+counts as a word, as in the scripts of KorQuAD and DRCD. The best
 score over all right answers counts. As in the scripts, a missing prediction
 scores 0 in version 1.1 and is an error in 2.0. Right answers without words are
 dropped in 2.0. Two answers without words have an F1 of 0 in 1.1, of 1 in 2.0.
@@ -34,6 +36,7 @@ import string
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 from absl import logging
@@ -54,6 +57,12 @@ from albert_tf.records.documents import Question, QuestionAnswer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Scripts without spaces, Hangul, and their punctuation.
+_CHARACTER = re.compile(
+    "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff"
+    "\u2e80-\u31ff\u3400-\u4dbf\u4e00-\ua4cf\ua960-\ua97f\ua9e0-\ua9ff"
+    "\uaa60-\uaadf\uac00-\ud7ff\uf900-\ufaff\U00020000-\U000323af]"
+)
 _HEADER = "index\tprediction"
 
 
@@ -111,6 +120,9 @@ def _correlation(
 
 def _words(text: str) -> list[str]:
     plain = text.lower().translate(_NO_PUNCTUATION)
+    if _CHARACTER.search(plain):  # elsewhere, as in SQuAD's scripts
+        plain = "".join(c for c in plain if not category(c).startswith("P"))
+        plain = _CHARACTER.sub(r" \g<0> ", plain)
     return _ARTICLES.sub(" ", plain).split()
 
 

@@ -68,8 +68,9 @@ class AlignedTokens(NamedTuple):
     Attributes:
         ids: int32, `(tokens,)`, as `Tokenizer.encode_batch` returns them.
         begins, ends: int64, `(tokens,)`. Token i stands for the characters
-            `text[begins[i]:ends[i]]`, without white space at the beginning. A
-            bare word mark stands for none: its two values are equal.
+            `text[begins[i]:ends[i]]`, without white space and invisible
+            characters (U+200B, byte order marks, ...) at its ends. A bare word
+            mark stands for none: its two values are equal.
     """
 
     ids: np.ndarray
@@ -105,9 +106,11 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
         normalized = text
         origins = np.stack([np.arange(len(text)), np.arange(len(text)) + 1])
     ids, begins, ends = tokenizer.encode_with_spans(normalized)
-    for i, end in enumerate(ends):
-        while begins[i] < end and normalized[begins[i]].isspace():
+    for i in range(len(ends)):
+        while begins[i] < ends[i] and _is_invisible(normalized[begins[i]]):
             begins[i] += 1
+        while begins[i] < ends[i] and _is_invisible(normalized[ends[i] - 1]):
+            ends[i] -= 1
     first = np.asarray(begins, np.int64)
     last = np.asarray(ends, np.int64) - 1
     # A token without characters stands before the next character.
@@ -116,6 +119,13 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
         last < first, origin_begins, np.append(origins[1], len(text))[last]
     )
     return AlignedTokens(np.asarray(ids, np.int32), origin_begins, origin_ends)
+
+
+def _is_invisible(character: str) -> bool:
+    """Whether a character shows nothing: white space, format, control."""
+    return not " " < character < "\x7f" and (
+        character.isspace() or unicodedata.category(character) in ("Cf", "Cc")
+    )
 
 
 def _normalize(text: str) -> tuple[str, np.ndarray]:

@@ -228,7 +228,56 @@ def test_labels_of_ones_own_are_collected_from_the_training_file(tmp_path):
     rows = [f'text,"{label}"' for label in ("1", "01", "1 ", "0")]
     path = write(tmp_path, "t.csv", "text,label", *rows)
     found = read_file("classification", path)
-    assert found.task.labels == ("0", "01", "1", "1 ")
+    assert found.task.labels == ("0", "01", "1")
+
+
+# By name: the cells of the labels, the classes, and the rows without a label.
+CLASSES = {
+    "SNLI in numbers": ([0, 2, 1, -1], ("0", "1", "2"), ["3"]),
+    "no gold label": (["a", "b", "-", "NaN", None, " "], ("a", "b"), "2345"),
+    "a missing number": ([1.0, 0.0, float("nan")], ("0.0", "1.0"), ["2"]),
+    "three classes about 0": ([-1, 0, 1], ("-1", "0", "1"), []),
+    "plus and minus": (["+", "-"], ("+", "-"), []),
+    "white space": (["pos ", "pos", "very\tgood\n"], ("pos", "very good"), []),
+}
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_what_a_class_is(case, tmp_path):
+    cells, labels, left_out = CLASSES[case]
+    rows = [json.dumps({"text": "a", "label": cell}) for cell in cells]
+    path = write(tmp_path, "t.jsonl", *rows)
+    found = read_file("classification", path)
+    assert found.task.labels == labels
+    lines = [f"line {int(number) + 1}" for number in left_out]
+    assert found.bad == [(line, "no label") for line in lines]
+    assert len(found.examples) == len(cells) - len(lines)
+    # An array of objects holds the same.
+    path = write(tmp_path, "t.json", f"[{', '.join(rows)}]")
+    assert read_file("classification", path).examples == found.examples
+
+
+def test_similar_classes_are_warned_of(tmp_path, caplog):
+    cells = ["Pos", "pos", "1", "1.0", "True", "x"]
+    path = write(tmp_path, "t.csv", "text,label", *(f"a,{c}" for c in cells))
+    read_file("classification", path)
+    assert "SIMILAR NAMES: 1 and 1.0 and True; Pos and pos." in caplog.text
+
+
+def test_quotes_of_pandas_are_read_in_a_table_of_ones_own(tmp_path):
+    said = 'he said "no"'
+    quoted = '"he said ""no"""'
+    lines = ["text | label", "one | a", f"{quoted} | b", '"x\ty" | a']
+    path = write(tmp_path, "t.tsv", *lines)
+    found = read_file("classification", path)
+    assert [e.text for e in found.examples] == ["one", said, "x\ty"]
+    # Not all rows can be read so: a quotation mark is a character.
+    path = write(tmp_path, "t.tsv", *lines[:3], '"Sue" is ill. | b')
+    found = read_file("classification", path)
+    texts = [e.text for e in found.examples]
+    assert texts == ["one", quoted, '"Sue" is ill.']
+    write(tmp_path, "train.tsv", "sentence | label", f"{quoted} | 0", "a | 1")
+    assert read(tmp_path, "sst2", "train").examples[0].text == quoted
 
 
 def test_choices_are_columns_or_a_list(tmp_path):
@@ -293,7 +342,7 @@ POSSIBLE = entry(7, [("dog", 4)], is_impossible=False)
 REFUSED = [
     (*REGRESSION_ROW, "a,abc", r"label of .*t\.csv.*number.*'abc' in line 2"),
     (*REGRESSION_ROW, "a,inf", "must be a finite number"),
-    ("stsb", "t.tsv", STSB, "4 | x | y | A. | B. | nan", "'nan' in line 2"),
+    ("stsb", "t.tsv", STSB, "4 | x | y | A. | B. | nan", "line 2: no label"),
     (*CHOICE_ROW, "a,b,c,d,1st", "number of a choice from 0, or a let.*'1st'"),
     (*CHOICE_ROW, "a,b,c,d,AB", "or a letter from A.*'AB'"),
     (*SPAN_ROW, "a,who?,a,second,0", "answer of .*, with a number as.*second"),
@@ -312,7 +361,16 @@ REFUSED = [
         "0 | A | B | neutral",
         r"entail.*'neutral' in line 2",
     ),
-    ("classification", "t.parquet", "", r"end in .tsv, .csv or .jsonl"),
+    ("classification", "t.parquet", "", r"end in .tsv, .csv, .jsonl or .json"),
+    *(
+        ("classification", "t.jsonl", row, message)
+        for row, message in (
+            ('{"text": "a", "label": ["joy"]}', r"one name or number.*'joy'"),
+            ('{"text": "a", "label": {"b": 1}}', "one name or number"),
+            ('{"text": "a", "label": 1, "label": 2}', "more than once"),
+        )
+    ),
+    (*SQUAD_2, '[{"context_text": "a", "qas": []}]', "no 'paragraphs'. SQuAD "),
     # Only the last one would be read.
     ("classification", "t.csv", "text,text,label", *ROWS, "'text' more than"),
     # The rest of the file, up to the next mark, would be a part of a text.
@@ -429,7 +487,7 @@ BAD = {
     "no gold label": (
         *("mnli", "t.tsv", MNLI, "0 | g | A. | B. | neutral | entailment"),
         *("1 | g | A. | C. | neutral | -", ["0"], []),
-        [("line 3", "no gold label")],
+        [("line 3", "no label")],
     ),
     "an empty text": (
         *("rte", "t.tsv", RTE, "0 | A |  | entailment"),

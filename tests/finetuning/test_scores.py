@@ -110,6 +110,25 @@ def test_two_answers_without_words_differ_between_the_versions():
     assert score_answers(asked, {"q": ""})["exact"] == 0
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "exact", "f1"),
+    [
+        # Chinese, with its punctuation; by characters, as KorQuAD's script.
+        ("莱茵河畔。", "莱茵河畔", 100, 100),
+        ("莱茵河", "莱茵河畔", 0, 100 * 6 / 7),
+        ("1661年", "成立于1661年", 0, 100 * 4 / 7),
+        ("서울", "서울이다", 0, 100 * 4 / 6),
+        ("แม่น้ำไรน์", "แม่น้ำไรน์", 100, 100),
+        # Elsewhere, as SQuAD's script: other punctuation stays.
+        ("“old” town", "old town", 0, 50),
+    ],
+)
+def test_answers_are_compared_by_words_or_characters(answer, gold, exact, f1):
+    asked = [question("q", gold)]
+    found = score_answers(asked, {"q": answer}, may_be_unanswerable=False)
+    assert found == {"exact": exact, "f1": pytest.approx(f1), "total": 1}
+
+
 OFFICIAL = json.loads(SCORES_FILE.read_text())
 
 

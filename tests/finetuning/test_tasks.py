@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from albert_tf.config.task import TaskConfig
+from albert_tf.config.task import TaskConfig, TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.tasks import TASKS, find_task
 
@@ -48,6 +48,12 @@ def test_the_paper_starts_three_tasks_from_mnli():
 def test_an_unknown_or_incomplete_task_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         find_task(TaskConfig(**settings))
+
+
+def test_classes_of_one_name_are_refused():
+    """Of a model of Hugging Face, one would be lost in the answers."""
+    with pytest.raises(UserError, match=r"different names\. Received: a, b, a"):
+        TaskHeadConfig(labels=("a", "b", "a"))
 
 
 def test_a_dataset_replaces_all_files():

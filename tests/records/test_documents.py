@@ -105,6 +105,9 @@ def test_windows_cover_the_document_in_steps_of_the_stride(
         ("In 2011,\u3000the \uff21\uff22 tower", "2011", ""),
         ("한국의 수도는 서울이다", "한국의", ""),
         ("a\u00a0b\nc", "b\nc", ""),
+        # Invisible characters beside an answer are no part of it.
+        ("in the\u200b old\u200b town", "old", ""),
+        ("\ufeffnear\u200e the \u200ered gate\u200f\a now", "red gate", ""),
         ("a b c d e f", "dog", "does not have the answer"),
         ("a b c d e f", " ", "no tokens"),
         ("a b c d e f g h i", "b c d e f g h", "no window has all"),
