@@ -9,7 +9,7 @@ separate stream, from the beginning:
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig
@@ -29,18 +29,6 @@ READ_AHEAD_BATCHES = 64
 
 # Difference between the seeds of consecutive phases: 2^64 / golden ratio.
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-class Location(NamedTuple):
-    """The position of a batch in the streams.
-
-    Attributes:
-        phase: The records.
-        batch: Number of batches that precede it in the phase.
-    """
-
-    phase: Phase
-    batch: int
 
 
 class BatchStream:
@@ -94,17 +82,13 @@ class BatchStream:
             self._format_of(phase.records),
         )
 
-    def locate(self, step: int) -> Location:
-        """Finds the batch of a step."""
+    def locate(self, step: int) -> tuple[Phase, int]:
+        """The records of a step, and the number of its batch in the phase."""
         phase = self._data.at(step)
         batch = step - phase.first_step
         if self._skipped is not None:
             batch += self._skipped.skipped_steps(step, phase.first_step)
-        return Location(phase, batch)
-
-    def begins_phase(self, step: int) -> bool:
-        """Whether the batch of `step` is the first one of its phase."""
-        return self._data.at(step).first_step == step
+        return phase, batch
 
     def next_change(self, step: int) -> int | None:
         """First step after `step` with another stream; None if there is none.

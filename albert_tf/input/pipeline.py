@@ -2,10 +2,10 @@
 
 The seed, the shards, `--shuffle_block_size` and `--input_lanes` determine the
 order of the records. An epoch reads the shards in a shuffled order, divides the
-stream into blocks, and shuffles each block. If the records come from several
-directories or datasets (`RecordSet.sets`), the shards of each are shuffled, and
-their records alternate, in proportion to their sizes, before the stream is
-divided into blocks.
+stream into blocks, and shuffles each block. If there are several sources, i.e.
+directories or datasets (`RecordSet.files_by_source`), the shards of each are
+shuffled, and their records alternate, in proportion to their sizes, before the
+stream is divided into blocks.
 
 With global batches of B records, batch n holds records [n * B, (n + 1) * B) of
 the endless stream. With `--input_lanes` above 1, there are several such streams
@@ -224,9 +224,9 @@ class Lane(NamedTuple):
             begin = max(first - epoch * size, 0) // block_size * block_size
             end = min(last - epoch * size + block_size, size)
             for files, skipped, read in zip(
-                records.sets,
-                records.num_of_sets(begin),
-                records.num_of_sets(end),
+                records.files_by_source,
+                records.num_by_source(begin),
+                records.num_by_source(end),
                 strict=True,
             ):
                 position = 0
@@ -285,9 +285,9 @@ def shuffled_stream(
     # by their counts, without reading them.
     epoch = tf.constant(first_epoch, tf.int64)
     first_block = offset // block_size
-    skips = records.num_of_sets(first_block * block_size)
+    skips = records.num_by_source(first_block * block_size)
     ordered_files = []
-    for index, files in enumerate(records.sets):
+    for index, files in enumerate(records.files_by_source):
         remaining = shuffled_files(files, seed, epoch).numpy().tolist()
         # A small set may have no records left for the last block.
         while remaining and skips[index] >= (
@@ -304,8 +304,11 @@ def shuffled_stream(
     ).flat_map(
         lambda epoch: epoch_from(
             epoch,
-            [shuffled_files(files, seed, epoch) for files in records.sets],
-            [0] * len(records.sets),
+            [
+                shuffled_files(files, seed, epoch)
+                for files in records.files_by_source
+            ],
+            [0] * len(records.files_by_source),
             0,
         )
     )
@@ -320,8 +323,8 @@ def _alternating(
         return sets[0]
 
     def choose(positions: tf.Tensor) -> tf.Tensor:
-        before = tf.stack(records.num_of_sets(positions))
-        after = tf.stack(records.num_of_sets(positions + 1))
+        before = tf.stack(records.num_by_source(positions))
+        after = tf.stack(records.num_by_source(positions + 1))
         return tf.argmax(after - before)
 
     choices = (

@@ -79,9 +79,10 @@ class RecordFormat:
     Attributes:
         features: The features to read. A record of zeros must be an example
             of weight 0: such records fill the last batch of an evaluation.
-        limits: Exclusive upper bounds of integer features.
-            `check_intact` reports a record with a value that
-            is negative or not below its bound as damaged.
+        limits: Exclusive upper bounds of integer features, from 0 on. A value
+            out of range is an error of the model on CPUs, and `check_intact`
+            names its record. GPUs and TPUs report none, so find such records
+            with `data_prep.inspect_records`.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the numbers
             of its records, batch number * global batch size + row. None leaves

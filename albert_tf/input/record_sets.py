@@ -41,8 +41,9 @@ class RecordSet:
 
     Attributes:
         counts: Number of records in each file, by path, sorted.
-        sets: Files by dataset, or by directory. In training, records of
-            several sets alternate; see `num_of_sets`.
+        files_by_source: The files of each source: of a dataset, or of a
+            directory. Training alternates between the records of several
+            sources; see `num_by_source`.
         checksums: SHA-256 of each file whose metadata has it.
         metadata: The metadata of the first directory with metadata, but the
             mean unigram entropy of all; None for google-research's records.
@@ -54,16 +55,16 @@ class RecordSet:
 
     Example:
         >>> records = RecordSet(
-        ...     {"books": 2, "wiki": 4}, sets=(("books",), ("wiki",))
+        ...     {"books": 2, "wiki": 4}, (("books",), ("wiki",))
         ... )
         >>> records.num_records
         6
-        >>> [records.num_of_sets(position) for position in (0, 3, 6)]
+        >>> [records.num_by_source(position) for position in (0, 3, 6)]
         [[0, 0], [1, 2], [2, 4]]
     """
 
     counts: Mapping[str, int]
-    sets: tuple[tuple[str, ...], ...]
+    files_by_source: tuple[tuple[str, ...], ...]
     checksums: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: features.RecordsMetadata | None = None
     directory: str = ""
@@ -90,21 +91,20 @@ class RecordSet:
         """Number of records in all files: the rows of an epoch."""
         return sum(self.counts.values())
 
-    def num_of_sets(self, position: Any) -> list[Any]:
-        """Splits the first `position` records of an epoch by dataset.
+    def num_by_source(self, position: Any) -> list[Any]:
+        """Number of records of each source among the first `position` ones.
 
-        At any position, the number of records of each dataset is proportional
-        to its size, up to a difference below the number of datasets. An epoch
-        reads every record once.
+        It is proportional to the size of the source, up to a difference below
+        the number of sources. An epoch reads every record once.
 
         Args:
             position: An integer or int64 tensor; so are the numbers.
         """
         rest, counts = self.num_records, []
-        for files in self.sets:
+        for files in self.files_by_source:
             size = sum(self.counts[file] for file in files)
-            # The dataset gets its proportion of the positions that the earlier
-            # datasets leave. That number also grows by at most one at a time.
+            # The source gets its proportion of the positions that the earlier
+            # sources leave. That number also grows by at most one at a time.
             counts.append(position * size // max(rest, 1))
             position -= counts[-1]
             rest -= size
@@ -113,14 +113,14 @@ class RecordSet:
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":
         """Returns the shards of one of several streams, from 0.
 
-        The streams share the shards of each dataset evenly.
+        The streams share the shards of each source evenly.
         """
         if num_lanes == 1:
             return self
-        sets = tuple(files[lane::num_lanes] for files in self.sets)
-        files = sorted(itertools.chain.from_iterable(sets))
+        sources = tuple(f[lane::num_lanes] for f in self.files_by_source)
+        files = sorted(itertools.chain.from_iterable(sources))
         counts = {file: self.counts[file] for file in files}
-        return dataclasses.replace(self, counts=counts, sets=sets)
+        return dataclasses.replace(self, counts=counts, files_by_source=sources)
 
     def text_settings(self) -> dict[str, object]:
         """Settings with which equal text has equal tokens, where known."""
@@ -177,8 +177,9 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
         directories: dict[str, list[str]] = {}
         for file in records.files:
             directories.setdefault(posixpath.dirname(file), []).append(file)
-        sets = tuple(map(tuple, directories.values()))
-        records = dataclasses.replace(records, sets=sets)
+        records = dataclasses.replace(
+            records, files_by_source=tuple(map(tuple, directories.values()))
+        )
         _check_shards_of_lanes("input_file", records, data.input_lanes)
         return TrainingData((Phase(0, "", records),))
     files = data.datasets()
@@ -291,7 +292,7 @@ def _identities(records: RecordSet) -> dict[str, set[str]]:
 
 
 def find_records(
-    patterns_by_set: Mapping[str, Sequence[str]],
+    patterns_by_source: Mapping[str, Sequence[str]],
     config: PretrainingConfig,
     may_be_unpacked: bool = False,
 ) -> RecordSet:
@@ -300,7 +301,7 @@ def find_records(
     It initializes no device, so it may run before a strategy is created.
 
     Args:
-        patterns_by_set: Files or globs of each dataset, by its setting.
+        patterns_by_source: Files or globs by their setting.
         may_be_unpacked: Whether records of one example fit a run on packed
             records.
 
@@ -309,9 +310,9 @@ def find_records(
             listed in its metadata, or records differ from the settings or
             among each other.
     """
-    name = ", ".join(patterns_by_set)
-    sets = _match_files(patterns_by_set)
-    files = sorted(itertools.chain.from_iterable(sets))
+    name = ", ".join(patterns_by_source)
+    sources = _match_files(patterns_by_source)
+    files = sorted(itertools.chain.from_iterable(sources))
     metadata_of = {
         directory: _read_metadata_if_any(directory)
         for directory in sorted(set(map(posixpath.dirname, files)))
@@ -351,7 +352,7 @@ def find_records(
     )
     records = RecordSet(
         counts,
-        sets,
+        sources,
         checksums={
             file: checksum
             for file, m in zip(files, listings, strict=True)
@@ -367,16 +368,16 @@ def find_records(
 
 
 def _match_files(
-    patterns_by_set: Mapping[str, Sequence[str]],
+    patterns_by_source: Mapping[str, Sequence[str]],
 ) -> tuple[tuple[str, ...], ...]:
-    """Finds the files of each dataset, sorted.
+    """Finds the files of each source, sorted.
 
-    A file belongs to the first dataset that matches it. A dataset whose files
+    A file belongs to the first source that matches it. A source whose files
     all belong to others is left out.
     """
     found: set[str] = set()
-    sets = []
-    for name, patterns in patterns_by_set.items():
+    sources = []
+    for name, patterns in patterns_by_source.items():
         if not patterns:
             raise UserError(
                 f"{name} must name files of records",
@@ -396,9 +397,9 @@ def _match_files(
                 )
             matches.update(matching)
         if matches - found:
-            sets.append(tuple(sorted(matches - found)))
+            sources.append(tuple(sorted(matches - found)))
             found |= matches
-    return tuple(sets)
+    return tuple(sources)
 
 
 def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
@@ -572,7 +573,7 @@ def _check_shards_of_lanes(
     name: str, records: RecordSet, num_lanes: int
 ) -> None:
     """Checks that all lanes get equally many shards, and some records."""
-    for files in records.sets:
+    for files in records.files_by_source:
         if len(files) % num_lanes:
             raise UserError(
                 f"the number of shards of {name} must be divisible by "

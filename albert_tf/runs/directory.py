@@ -322,10 +322,10 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
     """
 
     def sets(records: RecordSet) -> dict[str, list[int]]:
-        if len(records.sets) == 1:
+        if len(records.files_by_source) == 1:
             return {}
         numbers = [
-            [file in files for files in records.sets].index(True)
+            [file in files for files in records.files_by_source].index(True)
             for file in records.files
         ]
         return {"sets": numbers}

@@ -220,7 +220,7 @@ class Trainer:
         position = self.position
         while position.step < until:
             self._scale_learning_rate()
-            if self.stream.begins_phase(position.step):
+            if self.data.at(position.step).first_step == position.step:
                 # The losses of other records are not comparable.
                 position.lowest_loss = None
             self._open_batches()
@@ -288,7 +288,7 @@ class Trainer:
         position.num_steps += num_steps
         position.learning_rate = float(steps.learning_rate)
         if is_new:
-            position.times.add_compiling(call_s)
+            position.times.compiling_seconds.append(round(call_s, 6))
             logging.info(
                 "compiled and trained step %d in %.0f s", position.step, call_s
             )

@@ -200,7 +200,7 @@ def test_a_host_reads_no_shards_of_other_lanes(records, config):
     gone[1] = records.files[1]
     counts = dict(zip(gone, records.counts.values(), strict=True))
     others_gone = dataclasses.replace(
-        records, counts=counts, sets=(tuple(gone),)
+        records, counts=counts, files_by_source=(tuple(gone),)
     )
     first, second, _ = (tf.distribute.InputContext(3, n, 3) for n in range(3))
     assert take(others_gone, config, 0, 2, second, **LANES)
@@ -245,7 +245,9 @@ def test_dynamic_masks_depend_on_seed_position_and_number(
     (phase,) = find_training_data(config).phases
     file = phase.records.files[0]
     counts = {file: phase.records.counts[file]}
-    one = dataclasses.replace(phase.records, counts=counts, sets=((file,),))
+    one = dataclasses.replace(
+        phase.records, counts=counts, files_by_source=((file,),)
+    )
     serialized = next(iter(tf.data.TFRecordDataset(file).batch(10**6)))
     features = features_to_read("dynamic", packing)
     stored = parse_records(serialized, features, config.data)

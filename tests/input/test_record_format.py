@@ -269,7 +269,7 @@ def test_only_shards_near_the_steps_are_searched(
         shuffled_files([one, three], SEED, epoch).numpy().astype(str).tolist()
         for epoch in range(2)
     )
-    steps = stream.locate(0).phase.records.num_records // 8
+    steps = stream.locate(0)[0].records.num_records // 8
     for step, files in (
         (0, {first, two}),
         (steps - 6, {second, two}),

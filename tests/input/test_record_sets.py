@@ -54,7 +54,7 @@ def test_records_of_several_directories_or_datasets_alternate(
         ),
     ):
         found = record_sets.find_training_data(config.replace(**changes))
-        assert found.phases[0].records.sets == sets
+        assert found.phases[0].records.files_by_source == sets
         assert found.phases[0].records.files == tuple(sorted(sum(sets, ())))
 
 
