@@ -110,11 +110,6 @@ class Evaluator:
 
         self._evaluate_batch = evaluate_batch
 
-    def run(self) -> dict[str, float] | None:
-        """The metrics of the model as it is now; see `collect`."""
-        collected = self.collect()
-        return collected and self._objective.evaluate(*collected)
-
     def collect(
         self,
     ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
@@ -188,12 +183,16 @@ class Evaluator:
     def run_and_log(
         self, step: int, run_log: RunLog | None
     ) -> dict[str, float] | None:
-        """Evaluates as `run`, and logs the metrics."""
+        """Logs and returns the metrics of the model as it is now.
+
+        None if a request to stop cut the evaluation short.
+        """
         began = time.monotonic()
-        metrics = self.run()
-        if metrics is None:
+        collected = self.collect()
+        if collected is None:
             logging.warning("evaluation at step %d was cut short", step)
             return None
+        metrics = self._objective.evaluate(*collected)
         first, *others = self._objective.describe_evaluation(
             metrics, self._held_out
         )

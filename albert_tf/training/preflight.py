@@ -125,12 +125,10 @@ def run(
     Returns:
         The exit status: 1 if a check failed.
     """
-    return Preflight(config, objective or Pretraining(config), strategy).run()
+    return _Preflight(config, objective or Pretraining(config), strategy).run()
 
 
-class Preflight:
-    """The checks, in order, and their results."""
-
+class _Preflight:
     # Each is set by the check named on the right. Checks that read it need
     # that check.
     directory: str  # output: the run directory, or its innermost parent
@@ -154,7 +152,6 @@ class Preflight:
         self._examples_per_row = 1.0  # until the records are read
 
     def run(self) -> int:
-        """Runs all checks; returns the exit status."""
         self._check("versions", self._versions)
         self._check("file systems", self._file_systems)
         self._check("output", self._output, "file systems")
@@ -181,11 +178,9 @@ class Preflight:
     def _check(
         self, name: str, check: Callable[[], Iterator[Row]], *needed: str
     ) -> None:
-        """Runs a check and prints its rows.
+        """Runs a check, which may raise an error, and prints its rows.
 
-        Args:
-            check: It fails if it raises an error or yields a row with FAIL.
-            *needed: Names of the checks that must have passed before.
+        It is skipped unless the checks that it `needed` have passed.
         """
         missing = [name for name in needed if name not in self._passed]
         if missing:

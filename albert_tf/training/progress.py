@@ -84,10 +84,6 @@ class StepTimes:
         """The time of all steps."""
         return sum(self.seconds) + sum(self.compiling_seconds)
 
-    def add_compiling(self, seconds: float) -> None:
-        """Adds a step that compiled a program."""
-        self.compiling_seconds.append(round(seconds, 6))
-
     def add(self, times: np.ndarray, ended: float, cpu_seconds: float) -> None:
         """Adds steps that compiled no program.
 

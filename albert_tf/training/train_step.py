@@ -1,9 +1,5 @@
 """One training step on all replicas, and the loop of steps on the device.
 
-`make_state` makes what training changes: the variables of model and optimizer.
-`make_replica_step` makes the step that all replicas run at the same time.
-`make_train_steps` wraps it in a program that runs some steps without returning
-to Python.
 Dropout rates are Python numbers and so constants of the program: new rates
 trace a new program, and dropout of rate 0 adds no operation to it.
 """
@@ -288,7 +284,10 @@ def make_replica_step(
         gradient_norm = tf.linalg.global_norm(gradients)
         scale = tf.constant(1.0)
         if clip_norm and not clips_each_replica:
-            scale = _clip_factor(gradient_norm, clip_norm)
+            # The optimizer multiplies by the factor that clips.
+            (scale,), _ = tf.clip_by_global_norm(
+                [scale], clip_norm, use_norm=gradient_norm
+            )
         update_metrics = state.optimizer.apply(
             gradients,
             learning_rate,
@@ -319,7 +318,9 @@ def make_replica_step(
         )
         # All losses are divided by the weights of the global batch, so each
         # label counts the same in every replica and micro-batch.
-        weights = _sum_over_replicas(state.objective.weights(batch))
+        weights = state.objective.weights(batch)
+        total = _all_reduce_sum(tf.stack(list(weights.values())))
+        weights = dict(zip(weights, tf.unstack(total), strict=True))
 
         def add_gradients(
             micro_batch: Batch,
@@ -462,19 +463,6 @@ def _clip_per_replica(
     scaled = [g * num_replicas for g in gradients]
     clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
     return [g / num_replicas for g in clipped]
-
-
-def _clip_factor(gradient_norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """The factor that clips gradients; the optimizer multiplies by it."""
-    (factor,), _ = tf.clip_by_global_norm(
-        [tf.constant(1.0)], clip_norm, use_norm=gradient_norm
-    )
-    return factor
-
-
-def _sum_over_replicas(values: Scalars) -> Scalars:
-    total = _all_reduce_sum(tf.stack(list(values.values())))
-    return dict(zip(values, tf.unstack(total), strict=True))
 
 
 def _all_reduce_sum(values: Any) -> Any:

@@ -3,6 +3,7 @@ import hashlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from albert_tf.interop.formats import load
 from albert_tf.records.features import SENTENCE_LABEL, features_to_read
 from albert_tf.runs.directory import describe_held_out
 from albert_tf.runs.log import read_metrics
-from albert_tf.training import evaluate, pretraining
+from albert_tf.training import evaluate
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import make_state
 from data_prep import build_tfrecords
@@ -32,31 +33,40 @@ def evaluate_with(config):
     evaluator = evaluate.Evaluator(
         Host(strategy), pretrainer, objective, held_out, config
     )
-    return evaluator.run(), pretrainer, held_out
+    return evaluator.run_and_log(0, None), pretrainer, held_out
+
+
+def records_in_one_batch(files, config):
+    serialized = next(iter(tf.data.TFRecordDataset(files).batch(10**6)))
+    return parse_records(serialized, features_to_read("static"), config.data)
 
 
 @pytest.mark.slow
 def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
-    """The metrics are those of single examples, averaged by hand."""
+    """The metrics are those of a single batch, which has no padding."""
     config = tiny_run.make_config(
         tiny_records, tmp_path, eval_batch_size=7, max_eval_steps=0
     )
     figures, pretrainer, held_out = evaluate_with(config)
     assert held_out.num_records % 7
 
-    loss = correct = weight = ordered = 0.0
-    for record in tf.data.TFRecordDataset(list(held_out.files)).batch(1):
-        batch = parse_records(record, features_to_read("static"), config.data)
-        sums = pretraining.pretraining_sums(pretrainer(batch), batch)
-        loss += float(sums["mlm_loss_sum"])
-        correct += float(sums["mlm_correct_sum"])
-        weight += float(sums["mlm_weight_sum"])
-        ordered += float(sums["sentence_correct_sum"])
-
-    assert figures["masked_lm_loss"] == pytest.approx(loss / weight, rel=1e-5)
-    assert figures["masked_lm_accuracy"] == pytest.approx(correct / weight)
+    batch = records_in_one_batch(list(held_out.files), config)
+    outputs = pretrainer(batch)
+    weights = batch["masked_lm_weights"].numpy()
+    labels = batch["masked_lm_ids"].numpy()[..., np.newaxis]
+    logits = outputs["mlm_logits"].numpy().astype(np.float64)
+    scores = np.take_along_axis(logits, labels, -1)[..., 0]
+    losses = np.log(np.exp(logits).sum(axis=-1)) - scores
+    is_correct = scores == logits.max(axis=-1)
+    assert figures["masked_lm_loss"] == pytest.approx(
+        np.average(losses, weights=weights), rel=1e-5
+    )
+    assert figures["masked_lm_accuracy"] == pytest.approx(
+        np.average(is_correct, weights=weights)
+    )
+    orders = outputs["sentence_logits"].numpy().argmax(axis=-1)
     assert figures["sentence_order_accuracy"] == pytest.approx(
-        ordered / held_out.num_records
+        np.mean(orders == batch[SENTENCE_LABEL].numpy()[:, 0])
     )
     assert figures["loss"] == pytest.approx(
         figures["masked_lm_loss"] + figures["sentence_order_loss"]
@@ -193,18 +203,12 @@ def test_a_sentence_head_is_measured_on_the_task_that_it_was_not_trained_on(
     found = run_command(config, capsys)
 
     model, _ = load(str(source))
-    correct, labels = 0, []
-    for record in tf.data.TFRecordDataset(
-        list((tmp_path / "nsp" / "eval").glob("*.tfrecord"))
-    ).batch(1):
-        batch = parse_records(record, features_to_read("static"), config.data)
-        (logits,), ((label,),) = (
-            model(batch)["sentence_logits"].numpy(),
-            batch[SENTENCE_LABEL].numpy(),
-        )
-        correct += logits.argmax() == label
-        labels.append(label)
+    batch = records_in_one_batch(
+        [str(f) for f in (tmp_path / "nsp" / "eval").glob("*.tfrecord")], config
+    )
+    orders = model(batch)["sentence_logits"].numpy().argmax(axis=-1)
+    labels = batch[SENTENCE_LABEL].numpy()[:, 0]
     assert 0 < sum(labels) < len(labels)
     assert found["sentence_order_accuracy"] == pytest.approx(
-        correct / len(labels)
+        np.mean(orders == labels)
     )

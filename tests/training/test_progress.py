@@ -244,7 +244,7 @@ def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     times = StepTimes(compiling_seconds=[8.0])
     times.add(step_times(8, 10, 12, wait=1), 14, cpu_seconds=5)
     times = StepTimes.from_notes(json.loads(json.dumps(vars(times))))
-    times.add_compiling(7.0)
+    times.compiling_seconds.append(7.0)
     times.add(step_times(107), 108, cpu_seconds=2)
     figures = progress_of(tmp_path).advance(times)
 
