@@ -1,6 +1,7 @@
 """Fine-tuning gives the logits and losses of Hugging Face's models.
 
-Both train 50 steps of AdamW from the same weights on the same batches.
+Both train 50 steps of AdamW from the same weights on the same batches. Two
+replicas train the model of multiple choice here.
 """
 
 import functools
@@ -36,6 +37,7 @@ CLASSES = {
     "multiple_choice": transformers.AlbertForMultipleChoice,
     "question_answering": transformers.AlbertForQuestionAnswering,
 }
+TWO_REPLICAS = {"strategy": "mirrored", "num_logical_cpus": 2}
 
 
 def batches_of(task):
@@ -131,7 +133,8 @@ def trained(tmp_path_factory):
 
     @functools.cache
     def train(kind):
-        task = make_task(HEADS[kind], tmp_path_factory.mktemp(kind))
+        changes = TWO_REPLICAS if kind == "multiple_choice" else {}
+        task = make_task(HEADS[kind], tmp_path_factory.mktemp(kind), **changes)
         ours = paired_training.train(*task, ("loss",))
         return task, ours.losses[:, 0], ours.initial
 

@@ -31,21 +31,13 @@ from albert_tf.runs.directory import (
     write_config,
 )
 from tests.helpers.tiny_albert import VOCABULARY
+from tests.helpers.tiny_model import SPREAD
 
-MODEL = ModelConfig(
-    vocab_size=41,
-    embedding_size=16,
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=19,
-    initializer_range=0.3,
-)
+# The vocabulary of `SENTENCES` has 41 pieces.
+MODEL = dataclasses.replace(SPREAD, vocab_size=41, num_hidden_layers=3)
 MAX_SEQ_LENGTH = 17
 STEPS = (20, 40)
 
-# Enough for a vocabulary of 41 pieces.
 SENTENCES = [
     "the cat sat on the mat and the dog sat on the cat",
     "paris is the capital of france and rome the capital of italy",

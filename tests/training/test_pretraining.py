@@ -119,36 +119,6 @@ def test_sums_are_those_of_numpy(case):
     assert sums_of(outputs, batch) == pytest.approx(expected, rel=1e-6)
 
 
-def test_equal_logits_give_the_logarithm_of_the_number_of_classes():
-    """7 masked tokens of 11 classes and 2 sentences of 2 classes."""
-    outputs = {name: 0 * value for name, value in random_outputs().items()}
-    sums = sums_of(outputs, example_batch())
-    assert sums["mlm_loss_sum"] == pytest.approx(7 * math.log(11), rel=1e-6)
-    assert sums["sentence_loss_sum"] == pytest.approx(2 * math.log(2))
-
-
-def test_means_divide_by_the_weights_of_each_task():
-    sums = {
-        "mlm_loss_sum": 30.0,
-        "mlm_correct_sum": 4.0,
-        "mlm_weight_sum": 8.0,
-        "sentence_loss_sum": 3.0,
-        "sentence_correct_sum": 1.0,
-        "sentence_weight_sum": 5.0,
-    }
-    means = {k: float(v) for k, v in pretraining.mean_metrics(sums).items()}
-    assert set(means) == set(pretraining.metric_names("sop"))
-    assert means == pytest.approx(
-        {
-            "loss": 4.35,
-            "masked_lm_loss": 3.75,
-            "masked_lm_accuracy": 0.5,
-            "sentence_order_loss": 0.6,
-            "sentence_order_accuracy": 0.2,
-        }
-    )
-
-
 def test_without_masked_tokens_the_loss_is_0_and_not_nan():
     sums = {
         "mlm_loss_sum": 0.0,

@@ -22,7 +22,7 @@ from albert_tf.runs import checkpoint_files
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import DURATIONS, RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
-from albert_tf.training import evaluate
+from albert_tf.training import evaluate, trainer
 from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import MAX_REREADS, open_run, train
@@ -80,6 +80,8 @@ def test_a_complete_run_is_evaluated_once_on_each_set_of_examples(
 
     start(eval_input_file=())
     trained = lines_of(tmp_path, "train")
+    # Of the second step, halfway through the warm-up.
+    assert trained[-1]["learning_rate"] == pytest.approx(0.01)
     start(max_eval_steps=2)
     (first,) = lines_of(tmp_path, "eval")
     start(max_eval_steps=2)
@@ -325,27 +327,32 @@ def test_failed_reads_of_intact_records_are_repeated_some_times(
     same steps are counted together. The log says how much time was lost."""
     config = tiny_run.make_config(tiny_records, tmp_path, eval_input_file=())
     failures = collections.Counter({6: MAX_REREADS, 8: MAX_REREADS, 10: 99})
-    advance, limits, lost = Trainer.advance, Limits(), []
+    make, limits, lost = trainer.make_train_steps, Limits(), []
     monkeypatch.setattr(host, "watch", lambda *_: limits)
 
-    def fail_sometimes(trainer, until):
-        step = trainer.position.step
-        if not failures[step]:
-            return advance(trainer, until)
-        failures[step] -= 1
-        trainer.position.times.seconds.append(2.0)
-        lost.append(
-            sum(
-                line.get(name, 0.0)
-                for line in read_metrics(str(tmp_path))
-                for name in DURATIONS
-                if line["step"] > step // 4 * 4
-            )
-            + 2.0
-        )
-        raise tf.errors.DataLossError(None, None, "a bit")
+    def make_failing(strategy, state, *others):
+        train_steps = make(strategy, state, *others)
 
-    monkeypatch.setattr(Trainer, "advance", fail_sometimes)
+        def fail_sometimes(*arguments):
+            step = int(state.step)
+            if not failures[step]:
+                return train_steps(*arguments)
+            failures[step] -= 1
+            time.sleep(0.05)
+            lost.append(
+                sum(
+                    line.get(name, 0.0)
+                    for line in read_metrics(str(tmp_path))
+                    for name in DURATIONS
+                    if line["step"] > step // 4 * 4
+                )
+                + 0.05
+            )
+            raise tf.errors.DataLossError(None, None, "a bit")
+
+        return fail_sometimes
+
+    monkeypatch.setattr(trainer, "make_train_steps", make_failing)
     with pytest.raises(tf.errors.DataLossError):
         train(config)
     steps = [6] * MAX_REREADS + [8] * MAX_REREADS + [10] * (MAX_REREADS + 1)
@@ -354,18 +361,28 @@ def test_failed_reads_of_intact_records_are_repeated_some_times(
     assert [event["step"] for event in events] == [
         step // 4 * 4 for step in steps[:-1]
     ]
-    assert [event["lost_s"] for event in events] == pytest.approx(lost[:-1])
+    # The time of the failed call, too.
+    assert all(
+        expected <= event["lost_s"] < expected + 5
+        for event, expected in zip(events, lost, strict=False)
+    )
     assert limits.seen.count("the return to a checkpoint") == len(events)
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize(
+    ("strategy", "is_damaged", "error", "words"),
+    [
+        ("mirrored", False, RetryError, "Start the same command again"),
+        ("mirrored", True, UserError, "Copy the shard"),
+        # No sum. For several hosts, `name_lost_workers` explains the error.
+        ("one_device", False, tf.errors.CancelledError, "is aborted"),
+    ],
+)
 def test_a_cancelled_sum_of_replicas_asks_for_another_start(
-    tiny_records, tmp_path, monkeypatch, is_damaged
+    tiny_records, tmp_path, monkeypatch, strategy, is_damaged, error, words
 ):
-    """A replica that cannot read may cancel the sum of the other one.
-
-    Then TensorFlow refuses all sums of that process.
-    """
+    """A replica that cannot read may cancel the sum of the other one. Then
+    TensorFlow refuses all sums of that process."""
     records = shutil.copytree(tiny_records, tmp_path / "records")
     for shard in (records / "train").glob("*.tfrecord"):
         content = bytearray(shard.read_bytes())
@@ -375,28 +392,14 @@ def test_a_cancelled_sum_of_replicas_asks_for_another_start(
     def cancel(*_arguments):
         raise tf.errors.CancelledError(None, None, "Collective ops is aborted")
 
+    devices = {"num_logical_cpus": 2} if strategy == "mirrored" else {}
     config = tiny_run.make_config(
-        records, tmp_path / "run", strategy="mirrored", num_logical_cpus=2
+        records, tmp_path / "run", strategy=strategy, **devices
     )
     monkeypatch.setattr(Trainer, "advance", cancel)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(error, match=words) as raised:
         train(config)
-    assert isinstance(raised.value, RetryError) != is_damaged
-    remedy = "Copy the shard" if is_damaged else "Start the same command again"
-    assert remedy in str(raised.value)
-
-
-def test_a_cancelled_operation_of_one_replica_is_no_such_sum(
-    tiny_records, tmp_path, monkeypatch
-):
-    """Nor is that of several hosts, which `name_lost_workers` explains."""
-
-    def cancel(*_arguments):
-        raise tf.errors.CancelledError(None, None, "a host is lost")
-
-    monkeypatch.setattr(Trainer, "advance", cancel)
-    with pytest.raises(tf.errors.CancelledError, match="a host is lost"):
-        train(tiny_run.make_config(tiny_records, tmp_path))
+    assert type(raised.value) is error
 
 
 class KilledError(Exception):
@@ -450,19 +453,6 @@ def test_the_log_of_a_process_killed_in_a_rollback_has_no_gap(
 
 
 # --- scheduled changes, and what a start logs ------------------------------
-
-
-def test_a_change_of_dropout_is_logged(tmp_path):
-    """Within a device loop of two steps."""
-    train(
-        tiny_run.make_synthetic_config(
-            tmp_path, num_train_steps=10, dropout_schedule="0:0.1,5:0.0"
-        )
-    )
-    (event,) = events_of(tmp_path, "dropout")
-    assert (event["step"], event["before"], event["after"]) == (5, 0.1, 0.0)
-    rates = {x["step"]: x["dropout"] for x in lines_of(tmp_path, "train")}
-    assert rates == {2: 0.1, 4: 0.1, 5: 0.1, 6: 0.0, 8: 0.0, 10: 0.0}
 
 
 def test_profiled_steps_leave_a_trace(tmp_path):

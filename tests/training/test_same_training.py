@@ -37,13 +37,11 @@ OPTIMIZERS = {"lamb": LAMB, "adamw": ADAMW, "muon": MUON}
 TWO_REPLICAS = {"strategy": "mirrored", "num_logical_cpus": 2}
 TWO_MICRO_BATCHES = {"gradient_accumulation_steps": 2}
 
-OUTSIDE = "weight decay outside the trust ratio"
-
 # Defaults of PyTorch's optimizers, schedules and trainers.
 DEPARTURES = {
     "moments with bias correction": {"bias_correction": True},
     "LayerNorm and biases decayed and adapted": {"excludes": False},
-    OUTSIDE: {"decay_outside": True},
+    "weight decay outside the trust ratio": {"decay_outside": True},
     "weights not decayed": {"weight_decay_rate": 0.0},
     "epsilon of Adam": {"epsilon": 1e-8},
     "gradients not clipped": {"clip_norm": float("inf")},
@@ -137,19 +135,10 @@ def test_groups_of_layers_train_as_in_pytorch(tiny_records, tmp_path):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "departure"),
-    [
-        (optimizer, departure)
-        for optimizer in OPTIMIZERS
-        for departure in DEPARTURES
-        # Only LAMB has a trust ratio.
-        if optimizer == "lamb" or departure != OUTSIDE
-    ],
-)
-def test_a_different_update_would_show(trained, optimizer, departure):
+@pytest.mark.parametrize("departure", DEPARTURES)
+def test_a_different_update_would_show(trained, departure):
     """Otherwise the agreement above would prove little."""
-    config, ours = trained(optimizer)
+    config, ours = trained("lamb")
 
     other = paired_training.train_in_pytorch(
         config, ours.initial, **DEPARTURES[departure]

@@ -75,6 +75,8 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         if event["event"] in ("data", "dropout")
     ]
     assert switches == [("data", 33), ("dropout", 65)][workers == 2 :]
+    rates = {x["step"]: x.get("dropout") for x in read_metrics(alone.run_dir)}
+    assert (rates[60], rates[65], rates[70]) == (0.1, 0.1, 0.0)
 
     rng = random.Random(workers)
     for number in range(kills):

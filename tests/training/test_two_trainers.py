@@ -23,14 +23,6 @@ pytestmark = pytest.mark.slow
 CHECKPOINTS = [0, 4, 8, 12]
 
 
-@pytest.fixture(params=["disk", "gs"])
-def run_dir(request, tmp_path):
-    if request.param == "disk":
-        return str(tmp_path / "run")
-    request.getfixturevalue("storage")
-    return "gs://bucket/run"
-
-
 def start(records, run_dir, directory):
     """Starts a trainer; its messages are in `directory`."""
     directory.mkdir()
@@ -59,9 +51,10 @@ def check_events_of_the_last(run_dir):
     assert kinds.count("finish") == 1
 
 
-def test_one_of_two_trainers_started_at_once_is_refused(
-    run_dir, source, tiny_records, tmp_path
+def test_one_of_two_trainers_started_at_once_is_refused_on_gs(
+    storage, source, tiny_records, tmp_path
 ):
+    run_dir = "gs://bucket/run"
     trainers = [start(tiny_records, run_dir, tmp_path / name) for name in "ab"]
     statuses = [trainer.wait()[0] for trainer in trainers]
     logs = [trainer.log() for trainer in trainers]
