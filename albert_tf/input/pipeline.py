@@ -373,13 +373,10 @@ def _parse_per_replica(
     """Splits global batches among replicas and parses those of this host.
 
     Args:
-        batches: Pairs of the number of a batch and its serialized records, at
-            least those of the rows of this host.
-        batch_size: Number of records in a global batch.
-        parse: Parses a per-replica batch from its serialized records and their
-            numbers, batch number * batch_size + row, both
-            `(per_replica_batch_size,)`.
-        first_row: The row of the first record of `batches`.
+        batches: Pairs of the number of a batch and its serialized records, from
+            `first_row` on.
+        parse: Parses serialized records with their numbers, batch number *
+            batch_size + row, both `(per_replica_batch_size,)`.
     """
     rows = _rows_of_host(batch_size, context)
     per_replica = batch_size // context.num_replicas_in_sync
@@ -442,11 +439,10 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def iterate(batches: tf.distribute.DistributedDataset) -> Any:
     """Starts reading a distributed dataset of this module.
 
-    The iterator of the host gets its options from the dataset. tf.distribute
-    makes the iterators of the devices without options; they only copy batches
-    from the host's iterator, so there is nothing to tune. Therefore, a private
-    function of TensorFlow is replaced while they are made. If a release lacks
-    that function, processes may end late.
+    tf.distribute makes the iterators of the devices, which only copy batches
+    from that of the host, without its options. Therefore, a private function of
+    TensorFlow is replaced while they are made. If a release lacks that
+    function, processes may end late.
     """
     name = "_create_device_dataset"
     create = getattr(multi_device_iterator_ops, name, None)

@@ -143,11 +143,8 @@ def find_faults_of_rows(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Finds wrong numbers, positions and weights of examples in packed rows.
 
     Training on such a row raises no error, but tokens attend to other examples
-    or have wrong positions. `data_prep.inspect_records` checks more. A row of
-    zeros has no examples.
-
-    Returns:
-        bool, `(batch,)`, by description of a fault: whether a row has it.
+    or have wrong positions. `data_prep.inspect_records` checks more. The
+    result is that of `RecordFormat.find_faults`.
     """
     numbers = batch["input_mask"]
     before = tf.pad(numbers[:, :-1], [[0, 0], [1, 0]])
@@ -218,9 +215,7 @@ def parse_records(
 ) -> Batch:
     """Parses serialized examples, string, `(batch,)`.
 
-    Returns:
-        The features, each `(batch, length)`, int32 or float32, since TPUs have
-        no int64.
+    Features are `(batch, length)`, int32 or float32: TPUs have no int64.
     """
     return {
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value

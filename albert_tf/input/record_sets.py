@@ -133,12 +133,9 @@ class RecordSet:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A range of steps that train on one set of records.
+    """The steps from `first_step` on, which train on one set of records.
 
-    Attributes:
-        first_step: The step at which the phase begins.
-        name: Names of its datasets, joined by `+`; "" for `input_file`.
-        records: The records to train on.
+    Its name is those of its datasets, joined by `+`; "" for `input_file`.
     """
 
     first_step: int
@@ -370,11 +367,7 @@ def find_records(
 def _match_files(
     patterns_by_source: Mapping[str, Sequence[str]],
 ) -> tuple[tuple[str, ...], ...]:
-    """Finds the files of each source, sorted.
-
-    A file belongs to the first source that matches it. A source whose files
-    all belong to others is left out.
-    """
+    """The files of each source, sorted, without those of earlier sources."""
     found: set[str] = set()
     sources = []
     for name, patterns in patterns_by_source.items():
@@ -521,10 +514,7 @@ def _mean_content(
     counts: Sequence[int],
     listings: Sequence[features.RecordsMetadata | None],
 ) -> tuple[float, float | None]:
-    """Examples of a record, and share of its positions with tokens; means.
-
-    Without metadata of all files, they are 1 and None.
-    """
+    """`examples_per_row`, `useful_share`; 1 and None without all metadata."""
     examples = tokens = positions = 0.0
     for metadata, count in zip(listings, counts, strict=True):
         if metadata is None:

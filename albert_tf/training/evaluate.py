@@ -113,11 +113,9 @@ class Evaluator:
     def collect(
         self,
     ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
-        """Collects sums and predictions of the model as it is now.
+        """The arguments of `Objective.evaluate`, of the model as it is now.
 
-        Returns:
-            The arguments of `Objective.evaluate`; None if a request to stop
-            cut the evaluation short.
+        None if a request to stop cut the evaluation short.
 
         Raises:
             UserError: If a record is damaged; the error names it.

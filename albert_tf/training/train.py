@@ -117,8 +117,7 @@ def open_run(
 ) -> "Run":
     """Opens a run: resumes it, or starts a new one from `initial` or at random.
 
-    Args:
-        began: See `train`.
+    `began`: see `train`.
     """
     began = began or time.time()
     check_batches(config, host.strategy, held_out is not None)
@@ -343,8 +342,7 @@ class Run:
     def _evaluate(self, logs: bool = True) -> bool:
         """Evaluates, if there are held-out records, and saves the best model.
 
-        Returns:
-            Whether there is a complete evaluation, not cut short by a stop.
+        Returns whether the evaluation is complete, not cut short by a stop.
         """
         position = self.position
         if self.evaluator is None:
@@ -368,9 +366,8 @@ class Run:
     def _evaluate_complete_run(self) -> bool:
         """Evaluates a run that was complete when it was started.
 
-        The log gets a line unless it has one of the same held-out examples. In
-        any case, the checkpoint is saved to `best/` if it belongs there: an
-        earlier process may have failed to write it.
+        The log gets a line unless it has one of the same held-out examples.
+        `best/` gets the checkpoint if an earlier process failed to write it.
         """
         assert self.evaluator
         step, run_log = self.position.step, self.run_log
@@ -484,15 +481,9 @@ class Run:
     def _read_again(self, error: tf.errors.OpError, boundary: int) -> None:
         """Returns to the newest checkpoint after a failed read.
 
-        Args:
-            error: The error from reading.
-            boundary: The step up to which batches were requested.
-
-        Raises:
-            UserError: If a record is damaged; the error names it.
-            RetryError: If the run must be restarted.
-            tf.errors.OpError: `error` itself, if it has another cause, or if
-                reading fails again and again although no record is damaged.
+        Raises an error that names a damaged record or calls for a restart, or
+        `error` itself, if it has another cause or occurs again and again.
+        Batches were requested up to `boundary`.
         """
         # Of several processes or hosts, it means that one of them is lost.
         is_cancelled = isinstance(
@@ -532,11 +523,7 @@ class Run:
         self.log_event("read_again", reason=reason, lost_s=lost_s)
 
     def _rewind_log(self) -> float:
-        """Rewinds the log to the restored step.
-
-        Returns:
-            The time in seconds of the lines that it drops.
-        """
+        """Rewinds the log; returns the seconds of the lines that it drops."""
         position, lost_s = self.position, 0.0
         if self.run_log:
             self.run_log.rewind(position.step, num_unlogged=position.num_steps)

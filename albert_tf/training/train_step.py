@@ -327,7 +327,6 @@ def make_replica_step(
             index: Any,
             so_far: Sequence[tf.Tensor] | None,
         ) -> Any:
-            """See `_add_micro_batches`."""
             dropout = Dropout(
                 rates.hidden, rates.attention, _fold_in(seed, index)
             )
@@ -371,13 +370,9 @@ def _add_micro_batches(
 ) -> tuple[list[tf.Tensor], Scalars]:
     """Adds up gradients and sums over the micro-batches of a replica.
 
-    Args:
-        add_gradients: Called with a micro-batch, its number, int32, from 0 on,
-            and the gradients of the micro-batches before it, or None for no
-            gradients. Returns these plus its own gradients, and its own
-            `Objective.sums`.
-        zeros: The gradients before the first micro-batch.
-        jit_compile: Whether XLA compiles `add_gradients`.
+    `add_gradients` gets a micro-batch, its number from 0 on, and the gradients
+    of the micro-batches before it, None for none, at first `zeros`. It returns
+    these plus its own gradients, and its own `Objective.sums`.
     """
     compute: Any = add_gradients
     if jit_compile:

@@ -202,8 +202,7 @@ class Trainer:
     def restore(self, avoided: int | None = None) -> Checkpoint | None:
         """Restores the newest checkpoint, if there is one.
 
-        Args:
-            avoided: Step of a checkpoint to use only if there is no other.
+        That of step `avoided` is used only if there is no other.
         """
         checkpoint = self.store.restore(avoided=avoided)
         if checkpoint is not None:
@@ -333,11 +332,7 @@ class Trainer:
     def save_best(self, loss: float, examples: dict[str, Any]) -> bool:
         """Saves a checkpoint to `best/` if its held-out loss is the lowest.
 
-        Args:
-            examples: `Evaluator.examples`.
-
-        Returns:
-            Whether it is saved.
+        Returns whether it is saved. `examples`: `Evaluator.examples`.
         """
         with self.host.watchdog.limit("saving a checkpoint"):
             return self.store.save_best(
@@ -385,10 +380,8 @@ class Trainer:
     def go_back(self, avoided: int | None = None) -> float:
         """Returns to the newest checkpoint; `avoided` as for `restore`.
 
-        Returns:
-            The time in seconds of the steps that no line of the log includes,
-            minus that of the steps before the checkpoint, which the next line
-            of the log includes.
+        Returns the seconds of the steps that no line of the log includes, minus
+        those of the steps before the checkpoint, which the next line includes.
         """
         position = self.position
         lost_s = position.times.total
@@ -407,10 +400,7 @@ class Trainer:
         """Returns to a checkpoint after divergence, and skips the data since.
 
         It is the newest one, or the one before if the previous rollback
-        returned to it.
-
-        Returns:
-            The rollback, and the lost time in seconds, as of `go_back`.
+        returned to it. Returns the rollback and the result of `go_back`.
 
         Raises:
             UserError: If the settings require the run to stop instead.

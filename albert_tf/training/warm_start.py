@@ -85,12 +85,7 @@ COUNTED_RECORDS = 1000
 
 
 class KeptPieces(NamedTuple):
-    """Pieces that are in both vocabularies.
-
-    Attributes:
-        run_ids: int64, `(kept,)`, their ids in the vocabulary of the run.
-        model_ids: int64, `(kept,)`, their ids in the vocabulary of the model.
-    """
+    """The ids that pieces of both vocabularies have there, int64, `(kept,)`."""
 
     run_ids: np.ndarray
     model_ids: np.ndarray
@@ -238,11 +233,7 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
 def plan(
     config: PretrainingConfig, records: RecordSet, weights: ModelWeights
 ) -> WarmStart:
-    """Plans which weights a run takes over; see `read`.
-
-    Args:
-        records: Records with the vocabulary of the run.
-    """
+    """Plans which weights a run on `records` takes over; see `read`."""
     settings = config.initialization
     here, there = config.model, weights.config
     features.check_values_match(
@@ -376,11 +367,8 @@ def _match_pieces(
 ) -> KeptPieces | None:
     """Matches the pieces of run and model; returns None if they are equal.
 
-    If one vocabulary is unknown and the sizes are equal, the vocabularies are
-    assumed to be equal, and a warning is logged.
-
-    Args:
-        model_file: Vocabulary of the model; "" if it is unknown.
+    If one vocabulary is unknown (`model_file` "") and the sizes are equal, the
+    vocabularies are assumed to be equal, and a warning is logged.
     """
     own = weights.vocabulary
     # A user may pass the vocabulary of the records by mistake.
