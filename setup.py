@@ -10,7 +10,25 @@ exclude each other. Therefore each is an extra, not a dependency:
 `constraints/` has exact versions that were tested together.
 """
 
+import pathlib
+import re
+
 from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+(VERSION,) = re.findall(
+    r'^__version__ = "(.*)"$',
+    (ROOT / "albert_tf/__init__.py").read_text(),
+    re.M,
+)
+# `albert_tf.io.shipped` finds these directories here, and in an installation.
+PACKAGE_DIR = {"albert_tf.configs": "configs", "albert_tf.models": "models"}
+# Pages and pictures that README links to are not in the distribution.
+README = re.sub(
+    r"!?\[([^][]*)\]\((?!https:)[^)]*\)",
+    r"\1",
+    (ROOT / "README.md").read_text(),
+)
 
 # tensorflow-text tokenizes in served models. It has no wheels for Windows. The
 # extra `tpu` leaves it out, because it would install a second TensorFlow.
@@ -21,12 +39,35 @@ SERVING = ["tensorflow-serving-api>=2.20,<2.22"]
 
 setup(
     name="albert-tf",
-    version="0.1.0",
+    version=VERSION,
     description="Pretrain ALBERT with TensorFlow on Cloud TPUs and GPUs",
+    long_description=README,
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    keywords="albert bert language-model pretraining tensorflow keras tpu",
+    project_urls={"Paper": "https://arxiv.org/abs/1909.11942"},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
     python_requires=">=3.11,<3.14",
-    packages=find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),
+    entry_points={"console_scripts": ["albert-tf = albert_tf.__main__:main"]},
+    packages=[
+        *find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),
+        *PACKAGE_DIR,
+    ],
+    package_dir=PACKAGE_DIR,
     package_data={
+        "albert_tf.configs": ["*/*", "*/include/*"],
+        "albert_tf.models": ["*/*"],
         "albert_tf.interop": ["*.json"],
         "albert_tf.serving": ["*.c", "*.config"],
         "data_prep": ["sample_corpus/*", "sample_questions/*"],

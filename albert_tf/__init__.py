@@ -14,6 +14,8 @@ import importlib
 import os
 from typing import Any
 
+__version__ = "0.1.0"
+
 # Keras reads its backend once, when it is first imported.
 if os.environ.setdefault("KERAS_BACKEND", "tensorflow") != "tensorflow":
     raise ImportError(

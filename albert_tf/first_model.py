@@ -16,7 +16,7 @@ the training of a model on your text, with its vocabulary:
 
     python -m albert_tf.first_model \
       --input_file='my/*.txt' --output_dir=my_albert --minutes=10 \
-      --init_checkpoint=models/albert_mini_en
+      --init_checkpoint=albert_mini_en
 
 The same command continues after Ctrl-C or a crash, with the rest of the time.
 
@@ -46,11 +46,10 @@ from absl import logging
 from albert_tf.cluster import devices
 from albert_tf.config import FirstModelConfig, ModelConfig, flags
 from albert_tf.errors import RETRY_STATUS, UserError, name_faults
-from albert_tf.io import files
+from albert_tf.io import files, shipped
 from albert_tf.io.artifact import differences, own
 
 STATE_FILE = "first_model.json"
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 SAMPLE_BYTES = 1 << 20
 # Below this size, a vocabulary and a model from random weights learn nothing.
@@ -285,19 +284,20 @@ def make_plan(config: FirstModelConfig) -> Plan:
         corpus.append("--sentence_breaker=sentencex")
     training = [f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"]
     if config.init_checkpoint:
-        model, objective, lower_case = _read_initial(config.init_checkpoint)
+        initial = shipped.find(config.init_checkpoint, shipped.MODEL)
+        model, objective, lower_case = _read_initial(initial)
         values = ",".join(f"{n}={v}" for n, v in model.items())
         return Plan(
             text,
             accelerator,
-            os.path.join(config.init_checkpoint, "spiece.model"),
+            os.path.join(initial, "spiece.model"),
             0,
             objective,
             recipe.lengths[1:],
             recipe.batch_tokens,
             (*corpus, f"--do_lower_case={lower_case}"),
             (
-                f"--albert_config_file={CONFIGS}/models/albert_mini.json",
+                "--albert_config_file=albert_mini",
                 f"--model={values}",
                 *(*_CONTINUED, *training),
             ),
@@ -317,7 +317,7 @@ def make_plan(config: FirstModelConfig) -> Plan:
         recipe.batch_tokens,
         (*corpus, f"--do_lower_case={config.do_lower_case}"),
         (
-            f"--albert_config_file={CONFIGS}/models/{recipe.architecture}.json",
+            f"--albert_config_file={recipe.architecture}",
             f"--model=num_hidden_layers={recipe.num_layers},"
             f"vocab_size={vocab_size}",
             *(*recipe.flags, *training),

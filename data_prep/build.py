@@ -36,7 +36,7 @@ import numpy as np
 from absl import logging
 
 from albert_tf.errors import UserError, name_faults
-from albert_tf.io import files
+from albert_tf.io import files, shipped
 from albert_tf.io.artifact import Artifact, Owner, check_writable, own
 from albert_tf.records.features import (
     METADATA_FILE,
@@ -124,7 +124,8 @@ def build_records(config: RecordsConfig) -> None:
     if warning:
         logging.warning("%s", warning)
     output_dir = config.output_dir
-    tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
+    spm_model_file = shipped.find(config.spm_model_file, shipped.VOCABULARY)
+    tokenizer = Tokenizer(spm_model_file, config.do_lower_case)
     sources = find_inputs(config)
     # Finished records may be on a medium that is not writable.
     is_finished = files.exists(
@@ -173,7 +174,7 @@ def build_records(config: RecordsConfig) -> None:
         os.makedirs(scratch, exist_ok=True)
         with own(scratch):
             vocabulary = os.path.join(scratch, TOKENIZER_FILE)
-            with files.open_existing(config.spm_model_file, "rb") as file:
+            with files.open_existing(spm_model_file, "rb") as file:
                 model = file.read()
             files.write_bytes(vocabulary, model)
             built = _build_shards(

@@ -177,7 +177,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     spm_model_file: str = setting(
         "",
-        "SentencePiece model of the vocabulary, e.g. build/spm.model.",
+        "SentencePiece model of the vocabulary, e.g. build/spm.model, or "
+        "albert_mini_en, that of the released model.",
         affects="nothing",
     )
     sentence_objective: str = setting(

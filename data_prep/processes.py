@@ -166,8 +166,8 @@ def _connect(scheduler: str) -> Any:
         raise UserError(
             "--runner=dask needs Dask",
             received="no module named distributed",
-            remedy="Install it here and on all workers: pip install -e "
-            "'.[dask]'.",
+            remedy="Install it here and on all workers: pip install "
+            "'albert-tf[dask]'.",
         ) from None
     try:
         return distributed.Client(

@@ -2,7 +2,7 @@ r"""Estimate memory and speed of a run on a TPU slice, without a TPU.
 
 Compiles the trainer's step for one core, including the sums over all cores of
 the slice, with Google's TPU compiler. Install it with
-`pip install -e '.[cpu,tpu-compile]'`.
+`pip install 'albert-tf[cpu,tpu-compile]'`.
 
     python -m tpu.compile_check \
       --flagfile=configs/pretrain/base_v2_125k.flags \

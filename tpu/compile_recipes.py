@@ -92,6 +92,13 @@ def read_recipe(name: str) -> CompileCheckConfig:
 
 def main(config: CompileRecipesConfig) -> None:
     """Compiles recipes, and writes the results."""
+    if not (ROOT / "docs").is_dir():
+        raise UserError(
+            "tpu.compile_recipes must run in a clone, whose documents it "
+            "updates",
+            remedy="For one recipe: albert-tf compile-check "
+            "--flagfile=base_v2_125k --flagfile=v5e_256",
+        )
     unknown = set(config.recipe) - set(RECIPES)
     if unknown:
         raise UserError(

@@ -85,6 +85,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from albert_tf.errors import RetryError, UserError
+from albert_tf.io import shipped
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ON_HOST = "albert_tf/tpu/on_host.sh"  # in the home directory of a host
@@ -567,22 +568,14 @@ def read_hardware(words: Iterable[str]) -> dict[str, str]:
 
     Also in their flag files. The trainer ignores these two.
     """
-    found: dict[str, str] = {}
-    remaining = iter(words)
-    for word in remaining:
-        name, _, value = word.strip().partition("=")
-        if name == "--flagfile":
-            path = ROOT / (value or next(remaining, ""))
-            if not path.is_file():
-                raise UserError(
-                    "--flagfile must be a file of the checkout, since the "
-                    "hosts have no other",
-                    received=path,
-                )
-            found |= read_hardware(path.read_text().splitlines())
-        elif name in ("--accelerator_type", "--libtpu_init_args"):
-            found[name.removeprefix("--")] = value
-    return found
+    with contextlib.chdir(ROOT):  # as on the hosts
+        expanded = shipped.expand(words)
+    flags = (word.lstrip("-").partition("=") for word in expanded)
+    return {
+        name: value
+        for name, _, value in flags
+        if name in ("accelerator_type", "libtpu_init_args")
+    }
 
 
 def parse(command: str, own: list[str], training_flags: list[str]) -> Any:

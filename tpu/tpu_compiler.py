@@ -25,7 +25,7 @@ from tpu.topologies import Slice
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
 JAX_VERSION = "0.10.2"  # as in setup.py
-INSTALL = "pip install -e '.[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)"
+INSTALL = "pip install 'albert-tf[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)"
 
 # libtpu reads these variables when it is loaded.
 ENVIRONMENT = {

@@ -248,8 +248,9 @@ def check_tpu(config: DistributionConfig) -> None:
         f"{DEVICES}/accel*; installed: "
         f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
         remedy="Run on a TPU VM with tensorflow-tpu installed "
-        "(pip install -e '.[tpu]', see docs/tpu.md), or give the servers of "
-        "a slice as --tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",
+        "(pip install 'albert-tf[tpu]', see docs/tpu.md), or give the servers "
+        "of a slice as --tpu_name=grpc://HOST:8470,..., or use "
+        "--strategy=auto.",
     )
 
 

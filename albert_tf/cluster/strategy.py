@@ -251,7 +251,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         first = (
             "Start this command again"
             if is_lost
-            else "Install tensorflow-tpu (pip install -e '.[tpu]')"
+            else "Install tensorflow-tpu (pip install 'albert-tf[tpu]')"
         )
         remedy = (
             f"{first}, and check whether another process uses the TPU: sudo "

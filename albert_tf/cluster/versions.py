@@ -75,7 +75,7 @@ def import_tensorflow() -> None:
         raise UserError(
             "TensorFlow must be installed",
             received="none",
-            remedy="pip install -e '.[cpu]', '.[gpu]' or '.[tpu]'.",
+            remedy="pip install 'albert-tf[cpu]', or [gpu] or [tpu].",
         )
     libtpu = _version("libtpu")
     if "tensorflow-tpu" in installed_tensorflows() and _parse(libtpu) > _parse(

@@ -16,7 +16,8 @@ class ConvertConfig(Config):
         "",
         "Model to read: a run directory or one of its checkpoints; a "
         "checkpoint of google-research/albert, as prefix, directory or "
-        ".tar.gz; or a Hugging Face folder. E.g. albert_base_v2.tar.gz.",
+        ".tar.gz; a Hugging Face folder; or albert_mini_en, the released "
+        "model. E.g. albert_base_v2.tar.gz.",
     )
     to: str = setting("", "New directory to write, e.g. build/albert_base_v2.")
     to_format: str = setting(
@@ -61,7 +62,7 @@ class ConvertConfig(Config):
         "Read the written model again and check that its weights equal those "
         "of the original, rounded to weights_dtype, bit for bit. For a Hugging "
         "Face folder, also check that transformers and albert_tf compute the "
-        "same outputs from it, which needs pip install -e '.[interop]'.",
+        "same outputs from it, which needs pip install 'albert-tf[interop]'.",
     )
 
 

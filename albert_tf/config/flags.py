@@ -29,7 +29,7 @@ from albert_tf.config import (
 from albert_tf.config.model import override_types
 from albert_tf.config.settings import REMOVED_FLAGS
 from albert_tf.errors import UserError
-from albert_tf.io import faults
+from albert_tf.io import faults, shipped
 
 # --help then lists the flags under the command instead of this module.
 absl_flags.disclaim_key_flags()
@@ -56,8 +56,8 @@ def define(
             absl_flags.DEFINE_string(
                 "albert_config_file",
                 "",
-                "JSON file with the architecture, in the schema of "
-                "google-research/albert, e.g. "
+                "Name of an architecture, e.g. albert_base_v2, or a JSON file "
+                "in the schema of google-research/albert, e.g. "
                 "configs/models/albert_base_v2.json.",
                 flag_values=flag_values,
             )
@@ -129,7 +129,7 @@ def parse(
                     continue
                 raise UserError(
                     "--albert_config_file is required",
-                    remedy="Architectures are in configs/models.",
+                    remedy="Example: --albert_config_file=albert_base_v2",
                 )
             made[field.name] = ModelConfig.from_json_file(path).with_overrides(
                 flag_values["model"].value or ()
@@ -155,7 +155,8 @@ def parse_line(
     """
     flag_values = absl_flags.FlagValues()
     define(config_class, flag_values)
-    _refuse_words(flag_values([config_class.__name__, *arguments])[1:])
+    words = [config_class.__name__, *shipped.expand(arguments)]
+    _refuse_words(flag_values(words)[1:])
     return parse(config_class, flag_values)
 
 
@@ -203,7 +204,11 @@ def run(
 def _parse_command_line(arguments: list[str]) -> list[str]:
     """Parses the flags; returns the other arguments."""
     try:
+        arguments = [arguments[0], *shipped.expand(arguments[1:])]
         return absl_flags.FLAGS(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
     except SystemExit:  # after --help; absl's status is 1
         sys.exit(0)
     except absl_flags.Error as error:

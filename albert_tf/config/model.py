@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from albert_tf.config.settings import Config, fields_with_types, setting
 from albert_tf.errors import UserError
+from albert_tf.io import shipped
 from albert_tf.io.files import load_json
 
 PARAMETER_SHARING = ("all", "attention", "ffn", "none")
@@ -134,11 +135,12 @@ class ModelConfig(Config, affects="model"):
         """Loads an `albert_config.json`.
 
         Args:
-            path: The file, local or gs://.
+            path: The file, local or gs://, or a name, e.g. albert_base_v2.
 
         Raises:
             UserError: For a missing file, invalid JSON or invalid values.
         """
+        path = shipped.find(path, shipped.ARCHITECTURE)
         values = load_json(path)
         if not isinstance(values, dict):
             raise UserError(f"{path} must hold a JSON object")

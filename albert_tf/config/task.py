@@ -317,9 +317,10 @@ class FinetuningInitializationConfig(
         "init_checkpoint",
         help="Pretrained model: a run directory of pretraining or fine-tuning "
         "or one of its checkpoints, a checkpoint of google-research/albert "
-        "(prefix, directory or .tar.gz), or a Hugging Face folder, e.g. "
-        "albert_base_v2.tar.gz. It decides the architecture. A run that has a "
-        "checkpoint in output_dir continues from it instead.",
+        "(prefix, directory or .tar.gz), a Hugging Face folder, or "
+        "albert_mini_en, the released model. E.g. albert_base_v2.tar.gz. It "
+        "decides the architecture. A run that has a checkpoint in output_dir "
+        "continues from it instead.",
     )
     init_vocabulary: str = inherited(
         InitializationConfig,

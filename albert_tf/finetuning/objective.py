@@ -24,6 +24,7 @@ from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.interop import formats
 from albert_tf.interop.weight_names import ModelWeights, list_weights
+from albert_tf.io import shipped
 from albert_tf.io.files import (
     load_json_if_any,
     open_existing,
@@ -90,7 +91,8 @@ def find_base_model(config: FinetuningConfig) -> BaseModel:
     if has_checkpoints(config.training.output_dir):
         return base_model_of_run(config.training.output_dir)
     weights, lower_cases = None, None
-    model, vocabulary = config.model, settings.init_vocabulary
+    model = config.model
+    vocabulary = shipped.find(settings.init_vocabulary, shipped.VOCABULARY)
     if settings.init_checkpoint:
         weights = formats.read_weights(settings.init_checkpoint)
         if model != ModelConfig():  # given

@@ -382,7 +382,7 @@ def _run_theirs(
             "to verify a Hugging Face folder, torch and transformers must be "
             "installed",
             received=str(error),
-            remedy="Install the extra: pip install -e '.[interop]'",
+            remedy="Install the extra: pip install 'albert-tf[interop]'",
         ) from None
     name = class_name(weights)
     model, loading = getattr(transformers, name).from_pretrained(

@@ -20,6 +20,7 @@ from albert_tf.interop import google_albert, hugging_face
 from albert_tf.interop.google_albert import ARCHIVE_SUFFIXES, INDEX_SUFFIX
 from albert_tf.interop.hugging_face import NULL_THRESHOLD, TASKS
 from albert_tf.interop.weight_names import ModelWeights
+from albert_tf.io import shipped
 from albert_tf.io.files import (
     exists,
     keep_until_exit,
@@ -53,7 +54,7 @@ _STEP_NAME = "step"  # in a run's checkpoint
 
 def find_format(path: str) -> str:
     """The format of a model at a path, one of the module's docstring."""
-    path = path.rstrip("/")
+    path = shipped.find(path.rstrip("/"), shipped.MODEL)
     if path.endswith(ARCHIVE_SUFFIXES) or exists(
         path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX
     ):
@@ -112,7 +113,7 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
         step: The checkpoint to read from a directory with several; 0 is the
             newest. It must be 0 if the path names one checkpoint.
     """
-    path = path.rstrip("/")
+    path = shipped.find(path.rstrip("/"), shipped.MODEL)
     found, is_archive = find_format(path), path.endswith(ARCHIVE_SUFFIXES)
     names_one = found == HUGGING_FACE or (
         split_run(path)[1] not in ("", CHECKPOINTS_DIR)
@@ -214,7 +215,8 @@ def load(
     Args:
         path: A run directory or one of its checkpoints; a checkpoint of
             google-research/albert, as prefix, directory or .tar.gz; or a
-            Hugging Face folder. Local or gs://.
+            Hugging Face folder. Local or gs://. Or the name of a released
+            model, albert_mini_en.
         checkpoint_step: As `step` in `read_weights`.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
 

@@ -18,7 +18,7 @@ def open_dataset(name: str, data_dir: str = "") -> Any:
         raise UserError(
             "--tfds needs TensorFlow Datasets",
             received="no module named tensorflow_datasets",
-            remedy="pip install -e '.[tfds]'.",
+            remedy="pip install 'albert-tf[tfds]'.",
         ) from None
     try:
         builder = tfds.builder(name, data_dir=data_dir or None)

@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from albert_tf.errors import UserError, first_line
-from albert_tf.io import faults
+from albert_tf.io import faults, shipped
 from albert_tf.io.files import open_existing
 from albert_tf.records.features import (
     CLS_ID,
@@ -114,7 +114,8 @@ class Tokenizer:
     """A SentencePiece vocabulary with the special ids of ALBERT.
 
     Args:
-        model_file: The SentencePiece model, local or gs://.
+        model_file: The SentencePiece model, local or gs://, or the name of a
+            released model.
         do_lower_case: Whether to convert text to lower case. It must be the
             value with which the model was trained. None stands for the value
             stored in a self-contained model, and for True otherwise.
@@ -135,6 +136,7 @@ class Tokenizer:
     def __init__(
         self, model_file: str, do_lower_case: bool | None = None
     ) -> None:
+        model_file = shipped.find(model_file, shipped.VOCABULARY)
         content = _read_model(model_file)
         if _ABORTING_PIECE.search(content):
             raise UserError(

@@ -18,8 +18,9 @@ settings of a copy of the export:
       --saved_model_dir=export/squad/1 \
       --text='Basel lies on the Rhine.' --question='Where is Basel?'
 
-REST needs only Python; gRPC needs `pip install -e '.[serving]'`. `RestClient`
-and `GrpcClient` implement only the protocol: copy them into your own code.
+REST needs only Python; gRPC needs `pip install 'albert-tf[serving]'`.
+`RestClient` and `GrpcClient` implement only the protocol: copy them into your
+own code.
 """
 
 import http.client
@@ -88,7 +89,7 @@ class GrpcClient:
             raise UserError(
                 "tensorflow-serving-api must be installed for gRPC",
                 received=first_line(error),
-                remedy="pip install -e '.[serving]', or use http://.",
+                remedy="pip install 'albert-tf[serving]', or use http://.",
             ) from None
         self._address, self._model_name = address, model_name
         # Responses of `encode_text` can exceed gRPC's limit of 4 MB.

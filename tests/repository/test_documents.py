@@ -13,6 +13,7 @@ from absl import flags as absl_flags
 
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.errors import RETRY_STATUS, UserError
+from albert_tf.io import shipped
 from tpu import launch
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -115,7 +116,8 @@ def config_class_of(module):
 def parse(config_class, arguments):
     values = absl_flags.FlagValues()
     flags.define(config_class, values)
-    assert len(values(["command", *arguments])) == 1, arguments
+    words = ["command", *shipped.expand(arguments)]
+    assert len(values(words)) == 1, arguments
 
 
 TEXTS = {name: read(name) for name in PRESENT} | {

@@ -16,7 +16,6 @@ import tarfile
 import types
 
 import pytest
-from absl import flags as absl_flags
 
 from albert_tf.config import PretrainingConfig, flags
 from tests.helpers.metadata_server import MetadataServer
@@ -191,7 +190,7 @@ def cloud(monkeypatch, tmp_path):
         (["run", "--poll_s=often"], "--poll_s must be a number"),
         (["run", "--max_failures=0"], "--max_failures must be at least 1"),
         (["run", "--delete_when_done=yes"], "must be true or false. Received"),
-        (["start", "--", "--flagfile=none.flags"], "a file of the checkout"),
+        (["start", "--", "--flagfile=none.flags"], "--flagfile must be a file"),
         (["start"], "flags of run_pretraining must follow --"),
         (["start", "--", "--output_dir=/tmp/x"], "--output_dir=gs://"),
         # After --, it would reach the trainer, on a slice that is charged.
@@ -534,10 +533,7 @@ def test_the_documented_command_is_valid(cloud, monkeypatch):
     (start,) = cloud.starts
     _, _, _, log_dir, *training = shlex.split(start.partition("=")[2])
     assert log_dir == "gs://mine-albert/logs/base"
-    values = absl_flags.FlagValues()
-    flags.define(PretrainingConfig, values)
-    values(["run_pretraining", *training])
-    config = flags.parse(PretrainingConfig, values)
+    config = flags.parse_line(PretrainingConfig, filter(str.strip, training))
     assert config.training.output_dir == "gs://mine-albert/runs/base"
     assert any("--accelerator-type=v5litepod-8" in call for call in cloud.calls)
 

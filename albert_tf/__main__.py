@@ -1,0 +1,65 @@
+"""All commands of the package: `albert-tf COMMAND --SETTING=VALUE ...`."""
+
+import importlib.util
+import re
+import runpy
+import sys
+
+import albert_tf
+
+COMMANDS = {
+    "first-model": "albert_tf.first_model",
+    "train-tokenizer": "data_prep.train_tokenizer",
+    "build-tfrecords": "data_prep.build_tfrecords",
+    "inspect-records": "data_prep.inspect_records",
+    "ngram-baselines": "data_prep.ngram_baselines",
+    "run-pretraining": "albert_tf.run_pretraining",
+    "run-finetuning": "albert_tf.run_finetuning",
+    "convert-checkpoint": "albert_tf.convert_checkpoint",
+    "export-saved-model": "albert_tf.export_saved_model",
+    "predict": "albert_tf.predict",
+    "report": "albert_tf.report.__main__",
+    "sweep": "albert_tf.sweep",
+    "score": "albert_tf.finetuning.score",
+    "serving-client": "albert_tf.serving.client",
+    "watch-notices": "albert_tf.cluster.notices",
+    "compile-check": "tpu.compile_check",
+    "compile-recipes": "tpu.compile_recipes",
+    "launch": "tpu.launch",
+}
+
+
+def _describe(module: str) -> str:
+    """The first line of the docstring of a module, which is not imported."""
+    spec = importlib.util.find_spec(module)
+    assert spec and spec.origin
+    with open(spec.origin, encoding="utf-8") as file:
+        first = re.search(r'"""(.*?)\.?(\n|""")', file.read())
+    return first[1] if first else ""
+
+
+def main() -> None:
+    """Runs the command that the first argument names, as `python -m` does."""
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    module = COMMANDS.get(command.replace("_", "-"))
+    if command == "--version":
+        print(f"albert-tf {albert_tf.__version__}")
+    elif command in ("", "-h", "--help"):
+        print("usage: albert-tf COMMAND --SETTING=VALUE ...\n")
+        for name, module in COMMANDS.items():
+            print(f"  {name:20}{_describe(module)}")
+        print("\nalbert-tf COMMAND --help lists the settings of a command.")
+    elif module is None:
+        names = ", ".join(COMMANDS)
+        print(
+            f"error: the command must be one of {names}. Received: {command}.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    else:
+        del sys.argv[0]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What the package contains besides code: recipes, architectures, models.
+
+They are found by path, e.g. configs/hardware/v5e_8.flags, or by name, e.g.
+base_v2_125k, from any working directory. A clone has them in its directories
+`configs/` and `models/`, an installed package in `albert_tf/`. Flag files are
+read here, because they may name each other.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterable
+
+from albert_tf.errors import UserError
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+ROOT = _PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent
+
+# Where a name is looked for.
+RECIPE = ("configs/*/{}.flags", "configs/*/include/{}.flags")
+ARCHITECTURE = ("configs/models/{}.json",)
+MODEL = ("models/{}",)
+VOCABULARY = ("models/{}/spiece.model",)
+
+# Settings whose path in a flag file may be relative to that file. Records and
+# outputs are relative to the working directory.
+_INPUTS = (
+    "base_flagfile",
+    "albert_config_file",
+    "init_checkpoint",
+    "init_vocabulary",
+    "spm_model_file",
+)
+
+
+def find(path: str, places: tuple[str, ...], directory: str = "") -> str:
+    """The path of an input that the package may contain.
+
+    Args:
+        path: A path or a name. A file of the user comes before one of the
+            package.
+        places: Where to look for a name: one of the constants above.
+        directory: A directory that comes before the working directory.
+
+    Returns:
+        A path that exists, or `path`.
+
+    Example:
+        >>> find("albert_mini_en", VOCABULARY).endswith("_en/spiece.model")
+        True
+        >>> find("runs/base", MODEL)
+        'runs/base'
+    """
+    exists = os.path.exists if places == MODEL else os.path.isfile
+    for own in (os.path.join(directory, path), path):
+        if "://" in path or exists(own):
+            return own
+    if "/" in path.rstrip("/"):
+        places = ("{}",) if path.startswith(("configs/", "models/")) else ()
+    for place in places if path.strip("./") else ():
+        for found in sorted(ROOT.glob(place.format(path.rstrip("/")))):
+            if exists(found):
+                return str(found)
+    return path
+
+
+def expand(
+    arguments: Iterable[str], parents: tuple[str, ...] = ()
+) -> list[str]:
+    """Replaces each `--flagfile` by the flags of its file.
+
+    Args:
+        arguments: Words of a command line, or lines of a flag file.
+        parents: The flag files that lead to these lines, outermost first.
+
+    Raises:
+        UserError: If a flag file does not exist or contains itself.
+    """
+    expanded: list[str] = []
+    directory = os.path.dirname(parents[-1]) if parents else ""
+    remaining = iter(arguments)
+    for word in remaining:
+        if parents:
+            word = word.strip()
+            if not word or word.startswith(("#", "//")):
+                continue
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-") if name.startswith("-") else ""
+        if word == "--":
+            return [*expanded, word, *remaining]
+        if name == "flagfile":
+            value = value if equals else next(remaining, "")
+            path = find(os.path.expanduser(value), RECIPE, directory)
+            if not os.path.isfile(path) or path in parents:
+                raise UserError(
+                    "--flagfile must be a file that does not contain itself, "
+                    "or the name of a recipe",
+                    received=value,
+                    remedy=f"{ROOT / 'configs'} has the recipes.",
+                )
+            with open(path, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+            expanded += expand(lines, (*parents, path))
+        elif parents and name in _INPUTS and value:
+            own = os.path.join(directory, value)
+            expanded.append(f"--{name}={own if os.path.exists(own) else value}")
+        else:
+            expanded.append(word)
+    return expanded
