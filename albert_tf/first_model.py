@@ -391,7 +391,7 @@ class FirstModel:
                 received=f"{self.config.minutes:g}, which leaves {rest:.0f} s",
                 remedy="Give more --minutes and another --output_dir.",
             )
-        start, names = self.config.init_checkpoint, []
+        start, names = self.config.init_checkpoint, list[str]()
         shares = (SHORT_SHARE, LONG_SHARE)[-len(plan.lengths) :]
         for length, share in zip(plan.lengths, shares, strict=True):
             name = f"{length}_tokens"
@@ -413,12 +413,14 @@ class FirstModel:
             product=saved_model,
         )
         texts = [f"--text={s['text']}" for s in figures["sentences"]]
-        filled = texts and self._run(
-            "fill_masks",
-            "albert_tf.predict",
-            f"--saved_model_dir={saved_model}",
-            *texts,
-        )
+        filled = ""
+        if texts:
+            filled = self._run(
+                "fill_masks",
+                "albert_tf.predict",
+                f"--saved_model_dir={saved_model}",
+                *texts,
+            )
         self._run(
             "curves",
             "albert_tf.report",
@@ -428,7 +430,7 @@ class FirstModel:
         self._write_page(figures, filled, names)
 
     def _vocabulary(self) -> None:
-        more = ()
+        more: tuple[str, ...] = ()
         if self.plan.text.many_characters:
             more = ("--character_coverage=0.9995", "--byte_fallback")
         self._run(
@@ -546,10 +548,10 @@ class FirstModel:
             seconds: Time for the stage, interruptions included; 0: no limit.
         """
         stage = self._stage(name)
-        command = [sys.executable, "-m", module, *arguments]
-        stage["command"] = shlex.join(["python", "-m", module, *arguments])
         if "output" in stage:
             return stage["output"]
+        command = [sys.executable, "-m", module, *arguments]
+        stage["command"] = shlex.join(["python", "-m", module, *arguments])
         if product and os.path.exists(product):
             files.remove_directory(product)  # of an interrupted start
         log = f"{self.dir}/logs/{name}.log"
@@ -822,6 +824,14 @@ def describe(plan: Plan) -> list[str]:
 def main(config: FirstModelConfig) -> int:
     """Makes the model, or what is missing of it; returns the exit status."""
     config.require("input_file", "output_dir")
+    if remote := [
+        p for p in (*config.input_file, config.output_dir) if "://" in p
+    ]:
+        raise UserError(
+            "input_file and output_dir must be local",
+            received=", ".join(remote),
+            remedy="The commands on the page of results also read gs://.",
+        )
     plan = make_plan(config)
     for line in describe(plan):
         print(line)

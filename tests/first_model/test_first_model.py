@@ -77,6 +77,7 @@ REFUSALS = {
     "too little text": ("input_file", ("small.txt",), "200,000 bytes of text"),
     "blank text": ("input_file", ("blank.txt",), "must hold text"),
     "no time": ("minutes", 0.1, "minutes must be at least 1"),
+    "not local": ("input_file", ("s3://b/a.txt",), "must be local"),
     "no model": ("init_checkpoint", "none", "init_checkpoint must be a run"),
 }
 
@@ -89,7 +90,8 @@ def test_what_cannot_become_a_model_is_refused(case, corpus, monkeypatch):
     name, value, message = REFUSALS[case]
     settings = {"input_file": ("a.txt", "b.txt"), name: value}
     with pytest.raises(UserError, match=message):
-        first_model.make_plan(FirstModelConfig(output_dir="out", **settings))
+        first_model.main(FirstModelConfig(output_dir="out", **settings))
+    assert not os.path.exists("out")
 
 
 @pytest.mark.slow
@@ -131,6 +133,7 @@ def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
 
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.stdout == result.stdout
+    assert (out / "index.html").read_text() == page
     other = subprocess.run(
         [*command, "--seed=2"], capture_output=True, text=True
     )
