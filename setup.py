@@ -78,6 +78,7 @@ setup(
         "keras>=3.12,<4",
         "matplotlib>=3.8",
         "numpy>=2.0",
+        "packaging>=22",
         "protobuf>=4.25",  # sentencepiece needs it to edit models
         "safetensors>=0.4",
         "scikit-learn>=1.5",  # with SciPy, the scores of fine-tuned models

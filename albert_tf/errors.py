@@ -1,5 +1,6 @@
 """Errors that end a command with one line instead of a traceback."""
 
+import signal
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -89,6 +90,18 @@ def first_line(error: BaseException) -> str:
         ]
         lines = lines[locations[-1] + 1 :]
     return next(filter(None, lines), type(error).__name__)
+
+
+def describe_end(status: int) -> str:
+    """How a process ended, by its `Popen.returncode`.
+
+    Example:
+        >>> describe_end(3), describe_end(-6)
+        ('status 3', 'signal SIGABRT')
+    """
+    if status < 0:
+        return f"signal {signal.Signals(-status).name}"
+    return f"status {status}"
 
 
 def name_faults(faults: Sequence[str]) -> str:

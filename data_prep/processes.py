@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
-from albert_tf.errors import RetryError, UserError
+from albert_tf.errors import RetryError, UserError, describe_end
 
 Task = TypeVar("Task")
 
@@ -118,7 +118,7 @@ class Processes:
         The number of pending tasks, and so memory, is bounded.
 
         Raises:
-            UserError: If a worker process was killed.
+            UserError: If a worker process was killed or has aborted.
             RetryError: If a task loses its Dask worker too often.
         """
         run = functools.partial(_run_task, self._state_maker, function)
@@ -128,18 +128,28 @@ class Processes:
         pending: collections.deque[concurrent.futures.Future[Any]] = (
             collections.deque()
         )
+        children: set[multiprocessing.process.BaseProcess] = set()
         try:
             for task in tasks:
                 pending.append(self._pool.submit(run, task))
+                children.update(multiprocessing.active_children())
                 if len(pending) > self._max_pending():
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         except concurrent.futures.process.BrokenProcessPool:
+            self._pool.shutdown()
+            ends = {child.exitcode or 0 for child in children}
+            # The pool ends the other workers by SIGTERM.
+            end = min(ends - {0, -signal.SIGTERM}, default=-signal.SIGTERM)
+            cause = "its last lines are above"
+            if end == -signal.SIGKILL:
+                cause = "probably because memory ran out"
             raise UserError(
-                "a worker process was killed, probably because memory ran out",
-                remedy="Run the command again with a smaller --num_workers; "
-                "build_tfrecords continues from its finished work.",
+                "worker processes must not end before their tasks",
+                received=f"{describe_end(end)}, {cause}",
+                remedy="Run the command again; build_tfrecords continues from "
+                "its finished work. A smaller --num_workers needs less memory.",
             ) from None
         except Exception as error:
             # Of distributed, which may not be installed.

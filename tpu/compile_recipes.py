@@ -17,7 +17,7 @@ import sys
 from absl import logging
 
 from albert_tf.config import Config, flags, setting
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, describe_end
 from albert_tf.io import files
 from tpu.compile_check import EXIT_DOES_NOT_COMPILE, CompileCheckConfig
 
@@ -122,8 +122,8 @@ def main(config: CompileRecipesConfig) -> None:
         if done.returncode not in (0, EXIT_DOES_NOT_COMPILE):
             raise UserError(
                 "tpu.compile_check must return an estimate",
-                received=f"exit status {done.returncode} for {name}",
-                remedy="See its message above. Without one, the machine may "
+                received=f"{describe_end(done.returncode)} for {name}",
+                remedy="See its message above. After SIGKILL, the machine may "
                 "have too little memory: a large model needs some 10 GB.",
             )
         found[name] = {**json.loads(done.stdout), "flags": RECIPES[name]}

@@ -23,6 +23,7 @@ DEVICES = pathlib.Path("/dev")
 
 # Vendor id on the PCI bus, from jax/_src/hardware_utils.py.
 GOOGLE = "0x1ae0"
+PCI_IDS = ("vendor", "device", "subsystem_device")
 
 # Set by Google Kubernetes Engine, not on TPU VMs.
 TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
@@ -37,7 +38,7 @@ class TPUChip:
         cores: Number of cores of a chip. The two cores of v4 and v5p count
             as one (megacore); it is not confirmed that TensorFlow does so on
             v4 (see `chip_of_this_machine`).
-        memory_bytes: HBM of a core, less what the compiler reserves.
+        memory_gib: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
         clock_hz: Clock rate of a core.
         all_reduce_bytes_s: Bytes per second that a chip sends in an
@@ -53,7 +54,7 @@ class TPUChip:
 
     pci_id: str
     cores: int
-    memory_bytes: int
+    memory_gib: float
     peak_flops: float
     clock_hz: float
     all_reduce_bytes_s: float
@@ -62,24 +63,10 @@ class TPUChip:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     subsystem_id: str = ""
 
-    def with_devices(self, devices_per_chip: float) -> "TPUChip | None":
-        """The chip whose devices in TensorFlow are whole chips or half ones.
-
-        Returns:
-            The chip with so many cores: itself, or one with twice its cores,
-            each with half the memory and half the peak; None for any
-            other number of devices.
-        """
-        if devices_per_chip == self.cores:
-            return self
-        if devices_per_chip != 2 * self.cores:
-            return None
-        return dataclasses.replace(
-            self,
-            cores=2 * self.cores,
-            memory_bytes=self.memory_bytes // 2,
-            peak_flops=self.peak_flops / 2,
-        )
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_gib` in bytes."""
+        return int(self.memory_gib * 2**30)
 
 
 # Sources:
@@ -93,46 +80,20 @@ class TPUChip:
 #   number of chips, from the same pages; for v5p, half the bandwidth of both
 #   directions; for v2 and v3, the sum of the four links in Jouppi et al., 2020
 #   (https://doi.org/10.1145/3360307).
+_MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
 TPU_CHIPS = {
     "v2": TPUChip(
-        "0x0027",
-        2,
-        int(7.48 * 2**30),
-        22.5e12,
-        0.7e9,
-        248e9,
-        256,
-        subsystem_id="0x004e",
+        "0x0027", 2, 7.48, 22.5e12, 0.7e9, 248e9, 256, subsystem_id="0x004e"
     ),
     "v3": TPUChip(
-        "0x0027",
-        2,
-        int(15.48 * 2**30),
-        61.5e12,
-        0.94e9,
-        328e9,
-        1024,
-        subsystem_id="0x004f",
+        "0x0027", 2, 15.48, 61.5e12, 0.94e9, 328e9, 1024, subsystem_id="0x004f"
     ),
     "v4": TPUChip(
-        "0x005e",
-        1,
-        int(30.75 * 2**30),
-        275e12,
-        1.05e9,
-        268e9,
-        2048,
-        dimensions=3,
-        options={
-            "chip_config_name": "megacore",
-            "chips_per_host_bounds": (2, 2, 1),
-        },
+        "0x005e", 1, 30.75, 275e12, 1.05e9, 268e9, 2048, 3, _MEGACORE
     ),
-    "v5e": TPUChip("0x0063", 1, int(15.75 * 2**30), 197e12, 1.5e9, 200e9, 256),
-    "v5p": TPUChip(
-        "0x0062", 1, int(95.74 * 2**30), 459e12, 1.75e9, 600e9, 2048, 3
-    ),
-    "v6e": TPUChip("0x006f", 1, int(31.25 * 2**30), 918e12, 1.75e9, 400e9, 256),
+    "v5e": TPUChip("0x0063", 1, 15.75, 197e12, 1.5e9, 200e9, 256),
+    "v5p": TPUChip("0x0062", 1, 95.74, 459e12, 1.75e9, 600e9, 2048, 3),
+    "v6e": TPUChip("0x006f", 1, 31.25, 918e12, 1.75e9, 400e9, 256),
 }
 # Chips that are recognised on the PCI bus but not described in the table.
 _OTHER_PCI_IDS = {"0x0056": "unnamed", "0x0076": "TPU7x"}
@@ -151,17 +112,6 @@ GPU_PEAK_FLOPS = {
     "H100": 989e12,
     "H200": 989e12,
 }
-
-
-def tpu_by_pci_id(pci_id: str, subsystem_id: str = "") -> str | None:
-    """The TPU version with these ids on the PCI bus; None for an unknown id.
-
-    If several versions have this `pci_id`, and none of them this
-    `subsystem_id`, all of them are named.
-    """
-    named = [v for v, chip in TPU_CHIPS.items() if chip.pci_id == pci_id]
-    decided = [v for v in named if TPU_CHIPS[v].subsystem_id == subsystem_id]
-    return " or ".join(decided or named) or _OTHER_PCI_IDS.get(pci_id)
 
 
 def tpu_by_accelerator_type(accelerator_type: str) -> TPUChip | None:
@@ -184,18 +134,22 @@ def gpu_peak_flops(name: str) -> float | None:
 def find_chips() -> list[str]:
     """The TPU chips of this machine, one entry per chip, e.g. "v5e".
 
-    If the PCI bus shows none, as in some containers, there is an entry
-    "unknown" for each device file of Google's driver.
+    A chip of several possible versions is "v2 or v3". If the PCI bus shows
+    none, as in some containers, there is an entry "unknown" for each device
+    file of Google's driver.
     """
     chips = []
     for directory in sorted(PCI_DEVICES.glob("*")):
-        if _read(directory / "vendor") != GOOGLE:
-            continue
-        chip = tpu_by_pci_id(
-            _read(directory / "device"), _read(directory / "subsystem_device")
+        vendor, device, subsystem = (
+            path.read_text().strip() if path.exists() else ""
+            for path in map(directory.joinpath, PCI_IDS)
         )
-        if chip:
-            chips.append(chip)
+        if vendor != GOOGLE:
+            continue
+        named = [v for v, chip in TPU_CHIPS.items() if chip.pci_id == device]
+        decided = [v for v in named if TPU_CHIPS[v].subsystem_id == subsystem]
+        found = " or ".join(decided or named) or _OTHER_PCI_IDS.get(device)
+        chips += [found] if found else []
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 
@@ -205,14 +159,21 @@ def chip_of_this_machine(num_devices: int) -> TPUChip | None:
     Args:
         num_devices: Number of devices that TensorFlow has on this machine, or
             on each host of a slice. On v4, it decides whether a device is a
-            chip or one of its two cores.
+            chip or one of its two cores, with half its memory and peak.
     """
     chips = find_chips()
     name = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
     chip = tpu_by_accelerator_type(name)
-    if chip is not TPU_CHIPS["v4"]:
+    if chip is not TPU_CHIPS["v4"] or num_devices == len(chips) > 0:
         return chip
-    return chip.with_devices(num_devices / len(chips)) if chips else None
+    if not chips or num_devices != 2 * len(chips):
+        return None
+    return dataclasses.replace(
+        chip,
+        cores=2,
+        memory_gib=chip.memory_gib / 2,
+        peak_flops=chip.peak_flops / 2,
+    )
 
 
 def skip_metadata_query_without_chips() -> None:
@@ -252,10 +213,3 @@ def check_tpu(config: DistributionConfig) -> None:
         "of a slice as --tpu_name=grpc://HOST:8470,..., or use "
         "--strategy=auto.",
     )
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

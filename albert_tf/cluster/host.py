@@ -10,7 +10,7 @@ import tensorflow as tf
 from albert_tf.cluster import workers
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.cluster.watchdog import Watchdog, watch
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.io.artifact import Owner, own
 from albert_tf.io.files import make_directories
@@ -88,5 +88,12 @@ def connect(
         if can_stop:
             servers = workers.slice_servers(strategy)
             stop = block.enter_context(watch_for_stop(servers))
-        block.enter_context(workers.name_lost_workers(config, strategy))
-        yield Host(strategy, stop, watch(config, strategy))
+        block.enter_context(
+            workers.name_lost_workers(config.worker_timeout_s, strategy)
+        )
+        # A single process on a CPU or GPU waits for no one else, and its first
+        # step may take any time.
+        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        can_hang = on_tpu or not workers.is_one_process(strategy)
+        watchdog = Watchdog(config.hang_timeout_s if can_hang else 0)
+        yield Host(strategy, stop, watchdog)

@@ -38,6 +38,7 @@ NOTICES = {
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
 WAIT_S = 60  # longest time that the server waits for a change
+NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 PAUSE_S = 2  # between requests; a notice may come only 30 s before the end
 
 
@@ -51,13 +52,11 @@ def watch_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
         on_notice: Called in another thread, with the notice as a sentence; at
             most once for each of `NOTICES`.
     """
-    host, ended = metadata_host(), threading.Event()
-    for path in NOTICES if host else ():
+    ended = threading.Event()
+    for path in NOTICES if _metadata_host() else ():
         # A daemon, because it may be waiting for a response.
         threading.Thread(
-            target=_watch_metadata,
-            args=(host, path, on_notice, ended),
-            daemon=True,
+            target=_watch, args=(path, on_notice, ended), daemon=True
         ).start()
     try:
         yield
@@ -65,91 +64,71 @@ def watch_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
         ended.set()
 
 
-def metadata_host() -> str:
+def _metadata_host() -> str:
     """Host name of the metadata server; "" on machines without one.
 
-    Returns GCE_METADATA_HOST if it is set, as Google's libraries do, or the
-    default host name on a machine of Google Cloud.
+    GCE_METADATA_HOST, as in Google's libraries, or the default host name on a
+    machine of Google Cloud.
     """
     if METADATA_HOST_VARIABLE in os.environ:
         return os.environ[METADATA_HOST_VARIABLE]
-    product = pathlib.Path("/sys/class/dmi/id/product_name")
     try:
-        is_google = "Google" in product.read_text()
+        product = pathlib.Path("/sys/class/dmi/id/product_name").read_text()
     except OSError:
-        is_google = False
-    return "metadata.google.internal" if is_google else ""
+        product = ""
+    return "metadata.google.internal" if "Google" in product else ""
 
 
-def _ask(url: str) -> tuple[str, str]:
-    """The answer of the metadata server, and its ETag.
+def _ask(path: str, query: str = "") -> tuple[str, str]:
+    """The notice at a path as a sentence, or "", and the ETag of the answer.
 
     Raises:
         OSError, ValueError, HTTPException: If there is no answer from Google.
     """
+    url = f"http://{_metadata_host()}/computeMetadata/v1/{path}{query}"
     # A proxy would not reach the server of this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    query = urllib.request.Request(url, headers=METADATA_FLAVOR)
-    with opener.open(query, timeout=2 * WAIT_S) as response:
+    request = urllib.request.Request(url, headers=METADATA_FLAVOR)
+    with opener.open(request, timeout=2 * WAIT_S) as response:
         if response.headers.get("Metadata-Flavor") != "Google":
             raise OSError(f"{url} is not a Google metadata server")
         etag = response.headers.get("ETag", "none")
-        return response.read().decode().strip(), etag
+        value = response.read().decode().strip()
+    is_notice = value == NOTICES[path]
+    key = path.removeprefix("instance/")
+    return f"Google Cloud announces {key} {value}" if is_notice else "", etag
 
 
-def _watch_metadata(
-    host: str,
-    path: str,
-    on_notice: Callable[[str], None],
-    ended: threading.Event,
+def _watch(
+    path: str, on_notice: Callable[[str], None], ended: threading.Event
 ) -> None:
     etag = "0"  # matches no state, so that the server responds at once
     failed = False
     while not ended.wait(PAUSE_S if failed or etag != "0" else 0):
-        url = (
-            f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
-            f"&timeout_sec={WAIT_S}&last_etag={etag}"
-        )
+        query = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={etag}"
         try:
-            value, etag = _ask(url)
-        except (OSError, ValueError, http.client.HTTPException) as error:
+            notice, etag = _ask(path, query)
+        except NO_ANSWER as error:
             if not failed and not ended.is_set():
-                logging.warning("%s does not answer: %s", url, error)
+                logging.warning("no notices of %s: %s", path, error)
             failed = True
             continue
         failed = False
-        if value == NOTICES[path] and not ended.is_set():
-            on_notice(_describe(path))
+        if notice and not ended.is_set():
+            on_notice(notice)
             return
-
-
-def _describe(path: str) -> str:
-    """A notice of `NOTICES`, as a sentence."""
-    key = path.removeprefix("instance/")
-    return f"Google Cloud announces {key} {NOTICES[path]}"
 
 
 def wait_until_gone(limit_s: float) -> None:
     """Waits, for at most `limit_s` seconds, until there is no notice."""
     deadline = time.monotonic() + limit_s
-    while notice := _present_notice():
-        if time.monotonic() >= deadline:
-            logging.warning("%s, still after %.0f s", notice, limit_s)
-            return
-        time.sleep(PAUSE_S)
-
-
-def _present_notice() -> str:
-    """The notice that is there now, as a sentence; "" for none."""
-    host = metadata_host()
-    for path, value in NOTICES.items() if host else ():
-        try:
-            found, _ = _ask(f"http://{host}/computeMetadata/v1/{path}")
-        except (OSError, ValueError, http.client.HTTPException):
-            continue  # no answer
-        if found == value:
-            return _describe(path)
-    return ""
+    for path in NOTICES if _metadata_host() else ():
+        with contextlib.suppress(*NO_ANSWER):
+            while notice := _ask(path)[0]:
+                if time.monotonic() >= deadline:
+                    logging.warning("%s, still after %.0f s", notice, limit_s)
+                    return
+                time.sleep(PAUSE_S)
 
 
 def _end_this_process(notice: str) -> None:

@@ -66,7 +66,7 @@ class StopRequest:
             self._one = tf.constant(1.0)
         self._lock = threading.Lock()
 
-    def set(self, reason: str, exit_status: int) -> None:
+    def set(self, reason: str, exit_status: int = PREEMPTED_STATUS) -> None:
         """Requests a stop; later requests are ignored.
 
         Returns when the flag is set, or after `SAME_SIGNAL_S` seconds.
@@ -79,17 +79,16 @@ class StopRequest:
             "%s: the run saves a checkpoint and stops at most two steps later",
             reason,
         )
-        # In a thread of its own: on a slice, the flag is on host 0. If that
-        # host is lost, the assignment never ends, and the thread that listens
-        # for signals must hear a second one.
+        # On a slice, the flag is on host 0. If that host is lost, the
+        # assignment never ends, and the thread that listens for signals must
+        # hear a second one.
         assignment = threading.Thread(target=self._raise_flag, daemon=True)
         assignment.start()
         assignment.join(SAME_SIGNAL_S)
 
     def _raise_flag(self) -> None:
-        # On a slice the flag is on host 0, and the training loop is one
-        # remote operation on that host. In the loop's stream the assignment
-        # would wait for the end of the loop, so it gets its own stream.
+        # The training loop is one remote operation on the same host. In the
+        # loop's stream the assignment would wait for the end of the loop.
         stream = executor.new_executor(
             enable_async=False, enable_streaming_enqueue=False
         )
@@ -121,12 +120,7 @@ def watch_for_stop(servers: Sequence[str] = ()) -> Iterator[StopRequest]:
             daemon=True,  # it waits for ever
         ).start()
     try:
-        with (
-            notices.watch_notices(
-                lambda notice: request.set(notice, PREEMPTED_STATUS)
-            ),
-            _watch_signals(request),
-        ):
+        with notices.watch_notices(request.set), _watch_signals(request):
             yield request
     finally:
         ended.set()
@@ -151,8 +145,7 @@ def _watch_servers(
         index = int(worker.rpartition(":")[2])  # /job:worker/task:1
         request.set(
             f"worker {index} at {servers[index]} has received SIGTERM, or a "
-            "notice of Google Cloud",
-            PREEMPTED_STATUS,
+            "notice of Google Cloud"
         )
 
 

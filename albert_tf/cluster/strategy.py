@@ -43,17 +43,23 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         RetryError: If a worker, or a host of a TPU slice, does not answer.
     """
     kind = config.strategy
-    _grow_gpu_memory()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # Takes memory as it is needed: an evaluation can share the GPU.
+        with contextlib.suppress(RuntimeError):  # TensorFlow has started
+            tf.config.experimental.set_memory_growth(gpu, True)
     if config.num_logical_cpus > 1:
         _split_cpu(config.num_logical_cpus)
     if kind == "auto":
         kind = _best_kind(config)
-    strategy = {
-        "tpu": _tpu_strategy,
-        "mirrored": _mirrored_strategy,
-        "multi_worker": _multi_worker_strategy,
-        "one_device": _one_device_strategy,
-    }[kind](config)
+    strategy: tf.distribute.Strategy
+    if kind == "tpu":
+        strategy = _tpu_strategy(config)
+    elif kind == "multi_worker":
+        strategy = _multi_worker_strategy(config.worker_timeout_s)
+    elif kind == "mirrored":
+        strategy = _mirrored_strategy(*_local_devices(config))
+    else:
+        strategy = tf.distribute.OneDeviceStrategy(_local_devices(config)[0])
     if device_type(strategy) == "CPU":
         keep_freed_memory()
     logging.info(
@@ -123,28 +129,14 @@ def _best_kind(config: DistributionConfig) -> str:
     return "mirrored" if config.num_logical_cpus > 1 else "one_device"
 
 
-def _grow_gpu_memory() -> None:
-    """Lets TensorFlow take the memory of GPUs as it needs it, not all at once.
-
-    A running evaluation can then share the GPU with training, and tools such as
-    nvidia-smi show how much memory a run needs.
-    """
-    for gpu in tf.config.list_physical_devices("GPU"):
-        with contextlib.suppress(RuntimeError):  # TensorFlow has started
-            tf.config.experimental.set_memory_growth(gpu, True)
-
-
 def keep_freed_memory() -> None:
     """Makes the allocator keep freed memory, where it is that of glibc.
 
-    By default, glibc maps large blocks, and returns them to the kernel when
-    they are freed. TensorFlow allocates the activations of a step on a CPU that
-    way, and each step then waits for the kernel to fill the same pages with
-    zeros: about half of the time of a step of a small model. In exchange, the
-    process holds its peak of memory until it ends. docs/log.md has
-    measurements of both.
-
-    Other C libraries are left as they are.
+    By default, glibc returns large freed blocks to the kernel. TensorFlow
+    allocates the activations of a step on a CPU that way, and each step then
+    waits for the kernel to fill the same pages with zeros: about half of the
+    time of a step of a small model. In exchange, the process holds its peak of
+    memory until it ends. docs/log.md has measurements.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
@@ -177,26 +169,15 @@ def _local_devices(config: DistributionConfig) -> list[str]:
     return [device.name for device in cpus[: config.num_logical_cpus]]
 
 
-def _one_device_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
-    return tf.distribute.OneDeviceStrategy(_local_devices(config)[0])
-
-
-def _mirrored_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
-    return _mirrored_over(tuple(_local_devices(config)))
-
-
 @functools.cache
-def _mirrored_over(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+def _mirrored_strategy(*devices: str) -> tf.distribute.Strategy:
     # One per process: a second strategy on the same devices would number its
     # collectives from the start again, and they fail if shapes differ.
     return tf.distribute.MirroredStrategy(devices)
 
 
-def _multi_worker_strategy(
-    config: DistributionConfig,
-) -> tf.distribute.Strategy:
+def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
     cluster, job, index = workers.read_cluster()
-    timeout_s = config.worker_timeout_s
     logging.info(
         "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: %s",
         timeout_s,
@@ -205,7 +186,7 @@ def _multi_worker_strategy(
     workers.wait_for_workers(cluster, job, index, timeout_s)
     workers.detect_unresponsive_workers(cluster, timeout_s)
     with (
-        workers.name_lost_workers(config),
+        workers.name_lost_workers(timeout_s),
         workers.exit_if_stuck(timeout_s),
     ):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -231,7 +212,11 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         if not is_local:
             hosts = resolver.cluster_spec().as_dict()["worker"]
             _check_servers(hosts)
-            _connect_without_proxy(hosts)
+            # gRPC obeys https_proxy, and waits without a message for a proxy
+            # that does not know the hosts of a slice.
+            direct = os.environ.get(_DIRECT, os.environ.get("no_proxy", ""))
+            names = [address.rsplit(":", 1)[0] for address in hosts]
+            os.environ[_DIRECT] = ",".join([*filter(None, [direct]), *names])
             logging.info(
                 "connecting to the servers of the TPU slice, at most "
                 "worker_timeout_s=%d seconds: %s",
@@ -270,34 +255,10 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         ) from None
 
 
-def _connect_without_proxy(addresses: list[str]) -> None:
-    """Makes gRPC connect to these hosts directly.
-
-    gRPC obeys https_proxy, and waits without a message for a proxy that does
-    not know the hosts of a slice.
-    """
-    excluded = os.environ.get(_DIRECT, os.environ.get("no_proxy", ""))
-    hosts = [address.rsplit(":", 1)[0] for address in addresses]
-    os.environ[_DIRECT] = ",".join([*filter(None, [excluded]), *hosts])
-
-
 def _check_servers(addresses: list[str]) -> None:
-    """Checks that all hosts of a slice accept connections.
-
-    TensorFlow would wait for an unreachable host without a message.
-
-    Args:
-        addresses: HOST:PORT of each host.
-
-    Raises:
-        RetryError: If hosts are unreachable; the error names them.
-    """
-    silent = [
-        f"{address} ({fault})"
-        for address, fault in workers.find_connection_faults(
-            addresses, SERVER_TIMEOUT_S
-        ).items()
-    ]
+    """Names unreachable hosts, for which TensorFlow would wait in silence."""
+    faults = workers.find_connection_faults(addresses, SERVER_TIMEOUT_S)
+    silent = [f"{address} ({fault})" for address, fault in faults.items()]
     if silent:
         raise RetryError(
             "all hosts of the TPU slice must answer within "

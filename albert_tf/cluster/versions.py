@@ -9,32 +9,22 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from albert_tf.errors import UserError
 
-# First supported version, and first unsupported one or ""; as in setup.py.
-SUPPORTED = {
-    "Python": ("3.11", "3.14"),
-    "tensorflow": ("2.20", "2.22"),
-    "keras": ("3.12", "4"),
-    "numpy": ("2.0", ""),
-    "protobuf": ("4.25", ""),
-    "sentencepiece": ("0.2.0", "0.2.2"),
-    "tensorboard": ("2.20", "2.22"),
-}
-
+# The project, and its dependencies that may change what a run computes.
+PROJECT = "albert-tf"
+PACKAGES = ("keras", "numpy", "protobuf", "sentencepiece", "tensorboard")
 # Distributions of TensorFlow; all install into the same directory.
-TENSORFLOWS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
-    "tf-nightly",
-)
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
 # Packages that Keras and TensorFlow Lite import if they are installed, for
 # functions that this project does not call.
 NOT_NEEDED = ("jax", "matplotlib", "sklearn")
@@ -48,12 +38,9 @@ ACCELERATORS = ("/dev/nvidia*", "/dev/accel*", "/dev/vfio/*")
 
 
 class Installed(NamedTuple):
-    """An installed package, and whether a run works with it.
+    """An installed package, its version or "none", and what is to be done.
 
-    Attributes:
-        name: Name of the distribution.
-        version: The installed version, or "none".
-        remedy: What to do; "" if the version is supported.
+    `remedy` is "" if the project works with this version.
     """
 
     name: str
@@ -64,8 +51,8 @@ class Installed(NamedTuple):
 def import_tensorflow() -> None:
     """Imports TensorFlow quickly, and without its lines about this machine.
 
-    These are kept where they may tell of a GPU or TPU, or if the user asks for
-    them by `TF_CPP_MIN_LOG_LEVEL`, and after an error.
+    These are kept on machines with a GPU or TPU, if `TF_CPP_MIN_LOG_LEVEL` is
+    set, and after an error.
 
     Raises:
         UserError: If TensorFlow is missing, or its libtpu would end the
@@ -78,8 +65,11 @@ def import_tensorflow() -> None:
             remedy="pip install 'albert-tf[cpu]', or [gpu] or [tpu].",
         )
     libtpu = _version("libtpu")
-    if "tensorflow-tpu" in installed_tensorflows() and _parse(libtpu) > _parse(
-        NEWEST_LIBTPU
+    newest = SpecifierSet(f"<={NEWEST_LIBTPU}")
+    if (
+        "tensorflow-tpu" in installed_tensorflows()
+        and libtpu
+        and libtpu not in newest
     ):
         raise UserError(
             f"libtpu must be at most {NEWEST_LIBTPU}: with a newer one the "
@@ -146,31 +136,38 @@ def import_triton() -> None:
 
 def check_installed() -> list[Installed]:
     """Python, and the packages that a run or TensorFlow needs."""
+    limits = _limits()
     python = ".".join(map(str, sys.version_info[:3]))
-    found = [_judge("Python", python, SUPPORTED["Python"])]
-    tensorflow = ""
-    for distribution, tensorflow in installed_tensorflows().items():
-        limits = SUPPORTED["tensorflow"]
-        found.append(_judge(distribution, tensorflow, limits))
-    if len(installed_tensorflows()) > 1:
-        names = " ".join(installed_tensorflows())
+    found = [_judge("Python", python, limits.get("Python"))]
+    tensorflows = installed_tensorflows()
+    for name, version in tensorflows.items():
+        found.append(_judge(name, version, limits.get("tensorflow")))
+    if len(tensorflows) > 1:
+        names = " ".join(tensorflows)
         remedy = f"pip uninstall {names}, then install only one of them."
         found.append(Installed(names, "in the same directory", remedy))
-    found += [
-        _judge(name, _version(name), limits)
-        for name, limits in SUPPORTED.items()
-        if name not in ("Python", "tensorflow")
-    ]
+    found += [_judge(n, _version(n), limits.get(n)) for n in PACKAGES]
     text = _version("tensorflow-text")
-    if text and tensorflow:
+    if text and tensorflows:
         # Its library is linked against one minor release.
-        major, minor = _parse(tensorflow)[:2]
-        limits = (f"{major}.{minor}", f"{major}.{minor + 1}")
-        found.append(_judge("tensorflow-text", text, limits))
-    if "tensorflow-tpu" in installed_tensorflows():
-        limits = ("0.0.1", NEWEST_LIBTPU + ".1")
-        found.append(_judge("libtpu", _version("libtpu"), limits))
+        minor = Version([*tensorflows.values()][-1]).release[:2]
+        same = SpecifierSet(f"=={'.'.join(map(str, minor))}.*")
+        found.append(_judge("tensorflow-text", text, same))
+    if "tensorflow-tpu" in tensorflows:
+        newest = SpecifierSet(f"<={NEWEST_LIBTPU}")
+        found.append(_judge("libtpu", _version("libtpu"), newest))
     return found
+
+
+def _limits() -> dict[str, SpecifierSet]:
+    """The versions that setup.py requires; {} unless it has been installed."""
+    try:
+        project = importlib.metadata.distribution(PROJECT)
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    python = SpecifierSet(project.metadata["Requires-Python"])
+    needed = map(Requirement, project.requires or ())
+    return {"Python": python} | {one.name: one.specifier for one in needed}
 
 
 def software() -> dict[str, str]:
@@ -189,16 +186,13 @@ def software() -> dict[str, str]:
     return {**installed, **variables}
 
 
-def _judge(name: str, version: str, limits: tuple[str, str]) -> Installed:
-    """Checks that a version is at least `limits[0]` and below `limits[1]`."""
-    first, below = limits
-    wanted = f"{name}>={first}" + (f",<{below}" if below else "")
-    fits = _parse(first) <= _parse(version)
-    fits = fits and (not below or _parse(version) < _parse(below))
-    remedy = f"pip install '{wanted}'"
+def _judge(name: str, version: str, limits: SpecifierSet | None) -> Installed:
+    if version and (not limits or limits.contains(version, prereleases=True)):
+        return Installed(name, version)
+    remedy = f"pip install '{name}{limits or ''}'"
     if name == "Python":
-        remedy = f"Make an environment with {wanted}."
-    return Installed(name, version or "none", "" if fits else remedy)
+        remedy = f"Make an environment with Python{limits}."
+    return Installed(name, version or "none", remedy)
 
 
 def installed_tensorflows() -> dict[str, str]:
@@ -213,10 +207,3 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _parse(version: str) -> tuple[int, ...]:
-    """Numbers of a version: (2, 21, 0) for 2.21.0rc1, () for ""."""
-    numbers = re.match(r"[0-9.]*", version)
-    assert numbers
-    return tuple(int(part) for part in numbers[0].split(".") if part)

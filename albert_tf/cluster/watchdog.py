@@ -6,16 +6,14 @@ logs the stack of each thread and exits with `errors.RETRY_STATUS`.
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import os
 import threading
 from collections.abc import Iterator
 
-import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster.workers import is_one_process
-from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS
 
 # An activity counts as hung after this many times its usual time, but not
@@ -25,32 +23,24 @@ USUAL_TIMES = 10
 SHORTEST_LIMIT_S = 300.0
 
 
+@dataclasses.dataclass
 class Watchdog:
     """Limits the time of activities that wait for devices or other hosts.
 
-    Args:
+    Attributes:
         timeout_s: Limit for activities whose usual time is not known, e.g.
             because they compile; 0 sets no limits at all.
         setting: The setting that holds `timeout_s`, for the log.
     """
 
-    def __init__(
-        self, timeout_s: float = 0, setting: str = "hang_timeout_s"
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._setting = setting
+    timeout_s: float = 0
+    setting: str = "hang_timeout_s"
 
     def limit_s(self, usual_s: float | None = None) -> float:
-        """The longest time in seconds that an activity may take.
-
-        Args:
-            usual_s: Its usual time in seconds; None if it is not known.
-        """
+        """The longest time that an activity may take, by its usual time."""
         if usual_s is None:
-            return self._timeout_s
-        return max(
-            min(SHORTEST_LIMIT_S, self._timeout_s), USUAL_TIMES * usual_s
-        )
+            return self.timeout_s
+        return max(min(SHORTEST_LIMIT_S, self.timeout_s), USUAL_TIMES * usual_s)
 
     @contextlib.contextmanager
     def limit(
@@ -65,11 +55,11 @@ class Watchdog:
             activity: What the block does, for the log.
             usual_s: Its usual time in seconds; None if it is not known.
         """
-        if not self._timeout_s:
+        if not self.timeout_s:
             yield
             return
         limit_s = self.limit_s(usual_s)
-        setting = self._setting if limit_s == self._timeout_s else ""
+        setting = self.setting if limit_s == self.timeout_s else ""
         timer = threading.Timer(
             limit_s, _end_process, (activity, limit_s, setting)
         )
@@ -81,25 +71,9 @@ class Watchdog:
             timer.cancel()
 
 
-def watch(
-    config: DistributionConfig, strategy: tf.distribute.Strategy
-) -> Watchdog:
-    """The watchdog of a run: active on TPUs and with several processes.
-
-    A single process on a CPU or GPU waits for no one else, and its first step
-    may take any time.
-    """
-    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    can_hang = on_tpu or not is_one_process(strategy)
-    return Watchdog(config.hang_timeout_s if can_hang else 0)
-
-
 def _end_process(activity: str, limit_s: float, setting: str) -> None:
     """Logs why, and exits; `setting` names the limit, or is ""."""
-    hint = ""
-    if setting:
-        hint = " If it only needs more time, e.g. to compile, raise "
-        hint += f"--{setting}."
+    hint = " If it only needs more time, e.g. to compile, raise "
     logging.error(
         "THE RUN HANGS: %s has taken longer than %.0f s. A host or device "
         "does not answer. The process exits with status %d: start the same "
@@ -107,7 +81,7 @@ def _end_process(activity: str, limit_s: float, setting: str) -> None:
         activity,
         limit_s,
         RETRY_STATUS,
-        hint,
+        f"{hint}--{setting}." if setting else "",
     )
     faulthandler.dump_traceback(all_threads=True)
     os._exit(RETRY_STATUS)

@@ -33,7 +33,6 @@ from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
-from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
 # Jobs of TF_CONFIG whose processes train. The first process of the first job
@@ -55,6 +54,9 @@ LOSS_ERRORS = (
     tf.errors.FailedPreconditionError,
 )
 
+# Addresses of servers, HOST:PORT, by job.
+Cluster = Mapping[str, Sequence[str]]
+
 
 def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     """Whether no other process takes part in the run."""
@@ -63,78 +65,60 @@ def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     ) or not os.environ.get("TF_CONFIG")
 
 
-def num_hosts(strategy: tf.distribute.Strategy) -> int:
-    """Number of hosts of a TPU slice, or of processes that train."""
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        return strategy.extended.num_hosts
-    if is_one_process(strategy):
-        return 1
-    cluster, _, _ = read_cluster()
-    return sum(map(len, cluster.values()))
-
-
-def slice_servers(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+def slice_servers(strategy: tf.distribute.Strategy) -> Sequence[str]:
     """HOST:PORT of the servers of a TPU slice; () without servers."""
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return ()
     cluster = strategy.cluster_resolver.cluster_spec()
-    return tuple(cluster.as_dict().get("worker", ())) if cluster else ()
+    return cluster.as_dict().get("worker", ()) if cluster else ()
 
 
-def read_cluster() -> tuple[dict[str, list[str]], str, int]:
+def read_cluster() -> tuple[Cluster, str, int]:
     """Reads TF_CONFIG.
 
     Returns:
-        The addresses of the workers by job, first the job of the coordination
-        service; the job of this process; its index in that job.
+        The cluster, first the job of the coordination service; the job of this
+        process; its index in that job.
 
     Raises:
         UserError: If TF_CONFIG is missing or malformed.
     """
-    form = (
-        "TF_CONFIG must be a JSON object with cluster and task, each address "
-        "of the form HOST:PORT and used once, e.g. "
-        '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
-        '"task": {"type": "worker", "index": 0}}'
-    )
     text = os.environ.get("TF_CONFIG", "")
     try:
         value = json.loads(text)
         job, index = value["task"]["type"], int(value["task"]["index"])
         cluster = {
-            job: value["cluster"][job]
-            for job in WORKER_JOBS
-            if job in value["cluster"]
+            name: value["cluster"][name]
+            for name in WORKER_JOBS
+            if name in value["cluster"]
         }
         addresses = [a for hosts in cluster.values() for a in hosts]
+        ports = [re.fullmatch(r".+:(\d{1,5})", a) for a in addresses]
         complete = (
             index in range(len(cluster[job]))
             and all(isinstance(hosts, list) for hosts in cluster.values())
-            and all(_is_address(address) for address in addresses)
+            and all(port and 0 < int(port[1]) < 2**16 for port in ports)
             and len(set(addresses)) == len(addresses)
         )
     except (ValueError, TypeError, LookupError):
         complete = False
     if not complete:
-        raise UserError(form, received=repr(text))
+        raise UserError(
+            "TF_CONFIG must be a JSON object with cluster and task, each "
+            "address of the form HOST:PORT and used once, e.g. "
+            '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+            '"task": {"type": "worker", "index": 0}}',
+            received=repr(text),
+        )
     return cluster, job, index
 
 
-def _is_address(text: str) -> bool:
-    found = re.fullmatch(r".+:(\d+)", text)
-    return found is not None and 0 < int(found[1]) < 2**16
-
-
 def wait_for_workers(
-    cluster: Mapping[str, Sequence[str]],
-    job: str,
-    index: int,
-    timeout_s: float,
+    cluster: Cluster, job: str, index: int, timeout_s: float
 ) -> None:
     """Waits until this process has connected once to each other process.
 
     Args:
-        cluster: Addresses, `host:port`, by job, as in `TF_CONFIG`.
         job: The job of this process.
         index: The index of this process in its job.
         timeout_s: Longest time to wait, in seconds.
@@ -143,37 +127,40 @@ def wait_for_workers(
         UserError: If the port of this process is in use.
         RetryError: If workers do not start in time; the error names them.
     """
-    missing = {
-        f"{name} {number} at {address}": address
-        for name, addresses in cluster.items()
-        for number, address in enumerate(addresses)
-        if (name, number) != (job, index)
-    }
+    missing = _names(cluster, job, index)
     deadline = time.monotonic() + timeout_s
     log_due = time.monotonic() + _SECONDS_BETWEEN_LOG_LINES
     with _listen(cluster[job][index]):
-        while True:
-            faults = find_connection_faults(list(missing.values()), TRY_S)
-            missing = {
-                name: address
-                for name, address in missing.items()
-                if address in faults
-            }
-            if not missing:
-                return
+        while missing := {
+            address: missing[address]
+            for address in find_connection_faults(list(missing), TRY_S)
+        }:
+            names = ", ".join(missing.values())
             if time.monotonic() > deadline:
                 raise RetryError(
                     "all workers of TF_CONFIG must start within "
                     f"worker_timeout_s={timeout_s:g}",
-                    received=f"no answer from {', '.join(missing)}",
+                    received=f"no answer from {names}",
                     remedy="Check their logs, and that this machine reaches "
                     "these addresses and ports; then start all workers again. "
                     f"The cluster of TF_CONFIG is {json.dumps(cluster)}.",
                 )
             if time.monotonic() > log_due:
-                logging.info("waiting for %s", ", ".join(missing))
+                logging.info("waiting for %s", names)
                 log_due += _SECONDS_BETWEEN_LOG_LINES
             time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _names(
+    cluster: Cluster, own_job: str = "", own_index: int = 0
+) -> dict[str, str]:
+    """Names of all processes but this one by address: "worker 1 at a:2"."""
+    return {
+        address: f"{job} {index} at {address}"
+        for job, hosts in cluster.items()
+        for index, address in enumerate(hosts)
+        if (job, index) != (own_job, own_index)
+    }
 
 
 def _listen(address: str) -> socket.socket:
@@ -194,8 +181,7 @@ def _listen(address: str) -> socket.socket:
             f"the port of {address}, this worker's address in TF_CONFIG, must "
             "be free",
             received=str(error),
-            remedy="If an earlier run still uses it, end that run; or choose "
-            "another port.",
+            remedy="End the run that uses it, or choose another port.",
         ) from None
 
 
@@ -215,10 +201,9 @@ def find_connection_faults(
 
     def find_fault(address: str) -> str:
         host, _, port = address.rpartition(":")
+        server = host.strip("[]"), int(port)
         try:
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout_s
-            ).close()
+            socket.create_connection(server, timeout_s).close()
         except (OSError, UnicodeError) as error:  # or a bad host name
             return str(error) or type(error).__name__
         return ""
@@ -229,22 +214,19 @@ def find_connection_faults(
         return {address: fault for address, fault in faults if fault}
 
 
-def detect_unresponsive_workers(
-    cluster: dict[str, list[str]], timeout_s: int
-) -> None:
+def detect_unresponsive_workers(cluster: Cluster, timeout_s: int) -> None:
     """Makes TensorFlow detect unresponsive workers within `timeout_s`."""
-    jobs = list(cluster)
     context.context().configure_coordination_service(
         service_type="standalone",
-        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
+        service_leader=f"/job:{next(iter(cluster))}/replica:0/task:0",
         cluster_register_timeout_in_ms=timeout_s * 1000,
         heartbeat_timeout_in_ms=timeout_s * 1000,
         shutdown_barrier_timeout_in_ms=timeout_s * 1000,
         coordinated_jobs=[
             coordination_config_pb2.CoordinatedJob(
-                name=job, num_tasks=len(cluster[job])
+                name=job, num_tasks=len(hosts)
             )
-            for job in jobs
+            for job, hosts in cluster.items()
         ],
     )
 
@@ -268,12 +250,12 @@ def exit_if_stuck(timeout_s: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_lost_workers(
-    config: DistributionConfig, strategy: tf.distribute.Strategy | None = None
+    timeout_s: int, strategy: tf.distribute.Strategy | None = None
 ) -> Iterator[None]:
     """Turns TensorFlow's errors for a lost worker or TPU into a `RetryError`.
 
     Args:
-        config: The error names its `worker_timeout_s`.
+        timeout_s: `worker_timeout_s`, for the error.
         strategy: None while the strategy is being made. With one host of CPUs
             or GPUs, no worker can be lost, and errors pass unchanged.
 
@@ -282,43 +264,41 @@ def name_lost_workers(
             not answer.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    is_one_host = strategy is not None and num_hosts(strategy) == 1
-    continues = "the run continues from its last checkpoint."
     try:
         yield
     except LOSS_ERRORS as error:
-        if is_one_host and not on_tpu:
+        if on_tpu:
+            others = _names({"worker": slice_servers(strategy)})
+        elif strategy is not None and is_one_process(strategy):
             raise
-        # A failure within this process may look the same, so quote it.
-        received = f"TensorFlow says: {first_line(error)[:200]}"
-        if is_one_host:
-            logging.exception("an operation on the TPU failed")
-            wanted = "the TPU of this machine must answer"
-            remedy = (
-                f"Start this command again: {continues} If it fails again, use "
-                "another machine."
-            )
-        elif strategy is not None and on_tpu:
-            cluster = strategy.cluster_resolver.cluster_spec().as_dict()
-            lost = _describe_loss(error, cluster, "a host")
-            received = f"{lost}; {received}"
-            wanted = "all hosts of the TPU slice must answer"
-            remedy = (
-                "Start the servers on all hosts and this command again: "
-                f"{continues}"
-            )
         else:
-            cluster, job, index = read_cluster()
-            lost = _describe_loss(error, cluster, "a worker", (job, index))
-            received = f"{lost}; {received}"
+            others = _names(*read_cluster())
+        if on_tpu and len(others) < 2:
+            logging.exception("an operation on the TPU failed")
+            received, wanted = "", "the TPU of this machine must answer"
+            start = (
+                "If this happens again, use another machine. Start this "
+                "command again"
+            )
+        elif on_tpu:
+            received = f"{_describe_loss(error, others, 'a host')}; "
+            wanted = "all hosts of the TPU slice must answer"
+            start = "Start the servers on all hosts and this command again"
+        elif not others and strategy is not None:
+            raise  # a cluster of one worker
+        else:
+            received = f"{_describe_loss(error, others, 'a worker')}; "
             wanted = (
                 "all workers of TF_CONFIG must answer within "
-                f"worker_timeout_s={config.worker_timeout_s}"
+                f"worker_timeout_s={timeout_s}"
             )
-            remedy = (
+            start = (
                 "Find the worker that failed first in the logs of all workers. "
-                f"Then start all workers again: {continues}"
+                "Then start all workers again"
             )
+        # A failure within this process may look the same, so quote it.
+        received += f"TensorFlow says: {first_line(error)[:200]}"
+        remedy = f"{start}: the run continues from its last checkpoint."
         raise RetryError(wanted, received=received, remedy=remedy) from None
     finally:
         if on_tpu:
@@ -329,10 +309,7 @@ def name_lost_workers(
 
 
 def _describe_loss(
-    error: tf.errors.OpError,
-    cluster: dict[str, list[str]],
-    unnamed: str,
-    own_task: tuple[str, int] | None = None,
+    error: tf.errors.OpError, names: Mapping[str, str], unnamed: str
 ) -> str:
     """Says which processes are lost.
 
@@ -340,22 +317,7 @@ def _describe_loss(
     a process, or if all processes accept connections, only the named process
     counts. Otherwise the name is ignored: the named process may have failed
     because another process is lost.
-
-    Args:
-        cluster: Addresses, HOST:PORT, by job.
-        unnamed: Stands for the lost process if none is found.
-        own_task: Job and index of this process, which is not lost; None if
-            it is not in the cluster.
-
-    Returns:
-        "no answer from", and the processes with their addresses.
     """
-    names = {
-        address: f"{job} {index} at {address}"
-        for job, hosts in cluster.items()
-        for index, address in enumerate(hosts)
-        if (job, index) != own_task
-    }
     faults = find_connection_faults(list(names), TRY_S)
     lost = [names[address] for address in faults]
     found = re.search(

@@ -1,34 +1,100 @@
+"""Limits, and errors that name a lost worker, host or TPU."""
+
+import atexit
+import json
+import socket
+
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from albert_tf.cluster.host import connect
+from albert_tf.cluster.workers import name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError
 from tests.helpers import tpu_bridge
 
+CONFIG = DistributionConfig(hang_timeout_s=7)
+LOST_1 = "/job:worker/replica:0/task:1: connection refused"
 
-@pytest.fixture
-def two_hosts(monkeypatch):
-    """A slice of two hosts, the last of which does not answer."""
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_block_on_a_tpu_has_limits_and_names_what_is_lost(
+    num_hosts, monkeypatch
+):
+    """So training, evaluation and prediction have and do.
+
+    At its end the process does not wait for other hosts: after a notice, one
+    may be gone before.
+    """
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
-    monkeypatch.setattr(type(strategy.extended), "num_hosts", 2)
-    monkeypatch.setattr(
-        strategy.cluster_resolver, "cluster_spec", lambda: cluster
-    )
-    return strategy
-
-
-def test_a_block_on_a_slice_has_limits_and_names_a_lost_host(two_hosts):
-    """So training, evaluation and prediction have and do."""
-    config = DistributionConfig(hang_timeout_s=7)
+    message = "the TPU of this machine must answer"
+    if num_hosts == 2:
+        cluster = tf.train.ClusterSpec(
+            {"worker": ["localhost:1", "localhost:2"]}
+        )
+        monkeypatch.setattr(
+            strategy.cluster_resolver, "cluster_spec", lambda: cluster
+        )
+        message = "no answer from worker 1 at localhost:2; TensorFlow says"
+    removed = []
+    monkeypatch.setattr(atexit, "unregister", removed.append)
     with (
-        pytest.raises(
-            RetryError, match="no answer from worker 1 at localhost:2"
-        ),
-        connect(config, two_hosts) as host,
+        pytest.raises(RetryError, match=message),
+        connect(CONFIG, strategy) as host,
     ):
         assert host.watchdog.limit_s() == 7
-        raise tf.errors.UnavailableError(
-            None, None, "/job:worker/replica:0/task:1: connection refused"
+        raise tf.errors.UnavailableError(None, None, LOST_1)
+    assert removed == [context.async_wait]
+
+
+def test_a_single_process_waits_for_no_other(monkeypatch):
+    """It has no limits, and its errors are its own."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with (
+        pytest.raises(tf.errors.InternalError),
+        connect(CONFIG) as host,
+    ):
+        assert host.is_chief and host.strategy.num_replicas_in_sync == 1
+        assert host.watchdog.limit_s() == 0
+        raise tf.errors.InternalError(None, None, "of its own")
+
+
+def set_tf_config(monkeypatch, index, *ports):
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    task = {"type": "worker", "index": index}
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Socket closed",
+        # The operation that failed was on another worker, or on this one.
+        "/job:worker/replica:0/task:0: Socket closed",
+        "/job:worker/replica:0/task:2: Socket closed",
+    ],
+)
+def test_a_lost_worker_is_named_although_tensorflow_does_not(
+    message, monkeypatch
+):
+    """TensorFlow is quoted: the cause may be an error of this process."""
+    with (
+        socket.create_server(("", 0)) as there,
+        socket.socket() as lost,
+        socket.socket() as own,
+    ):
+        for silent in (lost, own):
+            silent.bind(("", 0))  # so that no other process listens there
+        ports = [s.getsockname()[1] for s in (there, lost, own)]
+        set_tf_config(monkeypatch, 2, *ports)
+        expected = (
+            f"worker 1 at localhost:{ports[1]}; TensorFlow says: {message}"
         )
+        with (
+            pytest.raises(RetryError, match=expected),
+            name_lost_workers(20),
+        ):
+            raise tf.errors.UnavailableError(None, None, message)

@@ -103,6 +103,16 @@ def test_temporary_faults_are_retried_up_to_three_in_a_row(run, ends, status):
     assert statuses == {"first": status, "then_after_first": status, "other": 0}
 
 
+def test_a_job_that_aborts_is_logged_with_its_signal_and_last_lines(
+    run, caplog
+):
+    """E.g. a library that calls abort()."""
+    abort = "echo 'bad table' >&2; kill -ABRT $$"
+    assert run(first=[abort])[2] == {"first": -signal.SIGABRT}
+    assert "first failed with signal SIGABRT; the end of" in caplog.text
+    assert "bad table" in caplog.text
+
+
 def test_a_job_that_outlives_a_kill_keeps_the_lock(tmp_path):
     code = """if True:
         import sys

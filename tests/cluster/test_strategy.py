@@ -1,4 +1,3 @@
-import atexit
 import json
 import os
 import pathlib
@@ -10,27 +9,17 @@ import types
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from albert_tf.cluster import strategy as strategy_module
-from albert_tf.cluster.host import Host
 from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.workers import name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
-from tests.helpers import tpu_bridge
 from tests.helpers.limits import Limits
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-
-
-def test_without_accelerators_auto_is_one_device():
-    strategy = make_strategy(DistributionConfig())
-    assert strategy.num_replicas_in_sync == 1
-    assert Host(strategy).is_chief
 
 
 def test_gpus_give_memory_as_it_is_needed(monkeypatch):
@@ -91,49 +80,27 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
 
 
 @pytest.mark.parametrize(
-    ("fails", "error", "raised", "remedy"),
+    ("error", "raised", "remedy"),
     [
-        (
-            *("initialize_tpu_system", tf.errors.InternalError),
-            *(RetryError, "Start this command again"),
-        ),
-        (
-            *("TPUStrategy", tf.errors.NotFoundError),
-            *(UserError, "Install tensorflow-tpu"),
-        ),
+        (tf.errors.InternalError, RetryError, "Start this command again"),
+        (tf.errors.NotFoundError, UserError, "Install tensorflow-tpu"),
     ],
 )
 def test_the_start_of_a_local_tpu_has_a_limit_and_may_call_for_a_retry(
-    monkeypatch, fails, error, raised, remedy
+    monkeypatch, error, raised, remedy
 ):
     """E.g. while a process that was killed still holds the chips."""
     limits = Limits()
 
-    def start(name):
+    def start(_):
         assert limits.active == ["the start of the TPU"]
-        if name == fails:
-            raise error(None, None, "core halted unexpectedly")
+        raise error(None, None, "core halted unexpectedly")
 
-    def make_limits(timeout_s):
-        assert timeout_s == 30
-        return limits
-
-    for module, name, function in (
-        (strategy_module.devices, "check_tpu", lambda config: None),
-        (strategy_module, "Watchdog", make_limits),
-        (
-            tf.distribute.cluster_resolver,
-            "TPUClusterResolver",
-            lambda **_: types.SimpleNamespace(),
-        ),
-        (
-            tf.tpu.experimental,
-            "initialize_tpu_system",
-            lambda resolver: start("initialize_tpu_system"),
-        ),
-        (tf.distribute, "TPUStrategy", lambda resolver: start("TPUStrategy")),
-    ):
-        monkeypatch.setattr(module, name, function)
+    resolvers, tpu = tf.distribute.cluster_resolver, tf.tpu.experimental
+    monkeypatch.setattr(strategy_module.devices, "check_tpu", lambda _: None)
+    monkeypatch.setattr(strategy_module, "Watchdog", {30: limits}.get)
+    monkeypatch.setattr(resolvers, "TPUClusterResolver", lambda **_: None)
+    monkeypatch.setattr(tpu, "initialize_tpu_system", start)
     config = DistributionConfig(strategy="tpu", hang_timeout_s=30)
     with pytest.raises(UserError, match=f"core halted .*{remedy}") as refused:
         make_strategy(config)
@@ -176,76 +143,6 @@ def test_an_invalid_tf_config_is_refused_with_the_right_form(
         )
 
 
-def test_an_error_of_one_process_names_no_other_worker(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    config = DistributionConfig()
-    strategy = make_strategy(config)
-    with (
-        pytest.raises(tf.errors.InternalError),
-        name_lost_workers(config, strategy),
-    ):
-        raise tf.errors.InternalError(None, None, "of its own")
-
-
-def set_tf_config(monkeypatch, index, *ports):
-    cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    task = {"type": "worker", "index": index}
-    monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
-    )
-
-
-def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
-    """The cause may be an error of this process, which no other log has."""
-    set_tf_config(monkeypatch, 0, 1, 2)
-    with (
-        pytest.raises(UserError, match="says: Blas GEMM launch failed"),
-        name_lost_workers(DistributionConfig()),
-    ):
-        raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Socket closed",
-        # The operation that failed was on another worker, or on this one.
-        "/job:worker/replica:0/task:0: Socket closed",
-        "/job:worker/replica:0/task:2: Socket closed",
-    ],
-)
-def test_a_lost_worker_is_named_although_tensorflow_does_not(
-    message, monkeypatch
-):
-    with (
-        socket.create_server(("", 0)) as there,
-        socket.socket() as lost,
-        socket.socket() as own,
-    ):
-        for silent in (lost, own):
-            silent.bind(("", 0))  # so that no other process listens there
-        ports = [s.getsockname()[1] for s in (there, lost, own)]
-        set_tf_config(monkeypatch, 2, *ports)
-        expected = f"no answer from worker 1 at localhost:{ports[1]}; Tensor"
-        with (
-            pytest.raises(RetryError, match=expected),
-            name_lost_workers(DistributionConfig()),
-        ):
-            raise tf.errors.UnavailableError(None, None, message)
-
-
-def test_a_tpu_of_one_host_that_fails_calls_for_a_retry(monkeypatch):
-    """`test_host.py` loses a host of a slice."""
-    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    with (
-        pytest.raises(RetryError, match="the TPU of this machine must answer"),
-        name_lost_workers(DistributionConfig(), strategy),
-    ):
-        raise tf.errors.UnavailableError(
-            None, None, "/job:worker/replica:0/task:1: connection refused"
-        )
-
-
 def test_a_batch_is_divided_evenly_or_refused():
     share = per_replica_batch_size
     assert share("global_batch_size", 4096, 32, 4) == 128
@@ -260,16 +157,6 @@ def test_a_batch_is_divided_evenly_or_refused():
         share("global_batch_size", 4100, 32, 4)
     with pytest.raises(UserError, match=r"\(8\)\. Received: 3\. Nearest: 8\."):
         share("global_batch_size", 3, 8)
-
-
-def test_a_process_does_not_wait_for_a_slice_at_its_end(monkeypatch):
-    """After a notice, a host may be gone before the process has ended."""
-    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    removed = []
-    monkeypatch.setattr(atexit, "unregister", removed.append)
-    with name_lost_workers(DistributionConfig(), strategy):
-        pass
-    assert removed == [context.async_wait]
 
 
 def test_the_devices_of_the_first_host_are_counted():

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -15,40 +14,34 @@ from albert_tf.errors import UserError
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """Installs packages of metadata only, ahead of the installed ones."""
-
-    def install(**packages):
-        for name, version in packages.items():
-            name = name.replace("_", "-")
-            directory = tmp_path / f"{name.replace('-', '_')}.dist-info"
-            directory.mkdir()
-            (directory / "METADATA").write_text(
-                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            )
-        monkeypatch.syspath_prepend(tmp_path)
-
-    return install
-
-
-@pytest.fixture
-def uninstalled(monkeypatch):
-    """Hides a package that may be installed."""
-
-    def uninstall(hidden):
-        version = importlib.metadata.version
-
-        def version_unless_hidden(name):
-            if name == hidden:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return version(name)
-
-        monkeypatch.setattr(
-            importlib.metadata, "version", version_unless_hidden
+def write_packages(directory, packages):
+    """Packages of metadata only."""
+    for name, version in packages.items():
+        folder = directory / f"{name.replace('-', '_')}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
 
-    return uninstall
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Installs packages of metadata only; hides those of version ""."""
+    find = importlib.metadata.distribution
+
+    def install(**packages):
+        packages = {n.replace("_", "-"): v for n, v in packages.items()}
+        write_packages(tmp_path, {n: v for n, v in packages.items() if v})
+        monkeypatch.syspath_prepend(tmp_path)
+
+        def found(name):
+            if packages.get(name) == "":
+                raise importlib.metadata.PackageNotFoundError(name)
+            return find(name)
+
+        monkeypatch.setattr(importlib.metadata, "distribution", found)
+
+    return install
 
 
 def remedies():
@@ -66,65 +59,59 @@ def test_the_versions_of_the_tests_are_supported():
     assert {"Python", "tensorflow", "keras", "sentencepiece"} <= names
 
 
-def test_limits_are_those_of_the_distribution():
-    setup = (ROOT / "setup.py").read_text()
-    for name, (first, below) in versions.SUPPORTED.items():
-        if name == "Python":
-            assert f'python_requires=">={first},<{below}"' in setup
-            continue
-        (limits,) = re.findall(
-            rf'^ +(?:"cpu": \[)?"{name}([<>=.,\d]+)"', setup, re.M
-        )
-        if name == "sentencepiece":
-            limits = limits.replace("<=0.2.1", "<0.2.2")
-        assert limits == f">={first}" + (f",<{below}" if below else "")
-    assert f'"libtpu=={versions.NEWEST_LIBTPU}"' in setup
+def test_libtpu_has_the_version_of_the_distribution():
+    needed = importlib.metadata.requires(versions.PROJECT)
+    assert f'libtpu=={versions.NEWEST_LIBTPU}; extra == "tpu"' in needed
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "remedy"),
+    ("packages", "expected"),
     [
-        ("tensorflow", "2.19.1", "pip install 'tensorflow>=2.20,<2.22'"),
-        ("tensorflow", "2.22.0rc0", "pip install 'tensorflow>=2.20,<2.22'"),
-        ("keras", "2.15.0", "pip install 'keras>=3.12,<4'"),
-        ("sentencepiece", "0.2.2", "pip install 'sentencepiece>=0.2.0,<0.2.2'"),
+        ({"tensorflow": "2.19.1"}, {"tensorflow": "'tensorflow<2.22,>=2.20'"}),
+        (
+            {"tensorflow": "2.22.0rc0"},
+            {"tensorflow": "'tensorflow<2.22,>=2.20'"},
+        ),
+        ({"keras": "2.15.0"}, {"keras": "'keras<4,>=3.12'"}),
+        (
+            {"sentencepiece": "0.2.2"},
+            {"sentencepiece": "'sentencepiece<=0.2.1,>=0.2.0'"},
+        ),
+        ({"protobuf": ""}, {"protobuf": "'protobuf>=4.25'"}),
+        # A checkout that has not been installed does not know its limits.
+        (
+            {"keras": "2.15.0", "protobuf": "", "albert-tf": ""},
+            {"protobuf": ""},
+        ),
+        (
+            {"tensorflow": "2.20.0", "tensorflow_text": "2.21.1"},
+            {"tensorflow-text": "'tensorflow-text==2.20.*'"},
+        ),
+        (
+            {"tensorflow_tpu": "2.20.0", "libtpu": "0.0.30"},
+            {"tensorflow tensorflow-tpu": "pip uninstall tensorflow t"},
+        ),
     ],
 )
-def test_an_unsupported_version_is_named_with_a_supported_one(
-    installed, name, version, remedy
+def test_unsupported_versions_are_named_with_a_remedy(
+    installed, packages, expected
 ):
-    installed(**{name: version})
-    assert remedies()[name] == remedy
-
-
-def test_tensorflow_text_must_have_the_same_minor_release(installed):
-    installed(tensorflow="2.20.0", tensorflow_text="2.21.1")
-    assert remedies() == {
-        "tensorflow-text": "pip install 'tensorflow-text>=2.20,<2.21'"
-    }
-
-
-def test_several_tensorflows_in_one_directory_are_refused(installed):
-    installed(tensorflow="2.20.0", tensorflow_tpu="2.20.0", libtpu="0.0.30")
-    installed_as_one = remedies()["tensorflow tensorflow-tpu"]
-    assert installed_as_one.startswith(
-        "pip uninstall tensorflow tensorflow-tpu"
-    )
+    """Two distributions of TensorFlow would be in one directory."""
+    installed(**{"tensorflow": "2.20.0", "tensorflow-text": ""} | packages)
+    found = remedies()
+    assert found.keys() == expected.keys()
+    for name, text in expected.items():
+        assert text in found[name]
 
 
 @pytest.mark.parametrize(
     ("libtpu", "fits"), [("0.0.30", True), ("0.0.33", False), ("", False)]
 )
 def test_libtpu_that_ends_the_import_is_refused(
-    installed, uninstalled, monkeypatch, libtpu, fits
+    installed, monkeypatch, libtpu, fits
 ):
     """0.0.33 was seen to abort `import tensorflow` of tensorflow-tpu 2.20.0."""
-    packages = {"tensorflow_tpu": "2.20.0"}
-    if libtpu:
-        packages["libtpu"] = libtpu
-    else:
-        uninstalled("libtpu")
-    installed(**packages)
+    installed(tensorflow_tpu="2.20.0", libtpu=libtpu)
     monkeypatch.setattr(versions, "TENSORFLOWS", ("tensorflow-tpu",))
     if libtpu == "0.0.33":
         with pytest.raises(UserError, match=r"libtpu==0\.0\.30"):
@@ -152,12 +139,7 @@ def test_a_quick_import_leaves_out_what_is_not_needed():
 def test_a_run_refuses_before_tensorflow_is_imported(tmp_path):
     """The import of this TensorFlow would end the process."""
     (tmp_path / "tensorflow.py").write_text("import os; os.abort()")
-    for name, version in (("tensorflow-tpu", "2.20.0"), ("libtpu", "0.0.40")):
-        directory = tmp_path / f"{name.replace('-', '_')}.dist-info"
-        directory.mkdir()
-        (directory / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
+    write_packages(tmp_path, {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.40"})
     code = (
         "from albert_tf import config, run_pretraining as r\n"
         "from albert_tf.cluster import versions\n"

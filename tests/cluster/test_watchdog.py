@@ -4,13 +4,10 @@ import signal
 import time
 
 import pytest
-import tensorflow as tf
 
 from albert_tf.cluster import watchdog as watchdog_module
-from albert_tf.cluster.watchdog import Watchdog, watch
-from albert_tf.config import DistributionConfig
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.errors import RETRY_STATUS
-from tests.helpers import tpu_bridge
 from tests.helpers.forked_program import ForkedCode
 from tests.helpers.remote_host import run_on_hosts
 
@@ -97,18 +94,6 @@ def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
         ("connecting", "worker_timeout_s"),
         ("a loop", ""),
     ]
-
-
-def test_runs_that_wait_for_other_hosts_or_tpus_are_watched(
-    monkeypatch, mirrored_two
-):
-    config = DistributionConfig(hang_timeout_s=7)
-    on_tpu = tpu_bridge.make_tpu_strategy(monkeypatch)
-    assert watch(config, on_tpu).limit_s() == 7
-    assert watch(config, mirrored_two).limit_s() == 0
-    assert (
-        watch(config, tf.distribute.OneDeviceStrategy("CPU:0")).limit_s() == 0
-    )
 
 
 @pytest.mark.slow

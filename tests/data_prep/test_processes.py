@@ -23,8 +23,6 @@ def make_state(text):
 
 
 def repeat(state, count):
-    if count > 90:
-        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.02 * (count % 3))
     return state * count
 
@@ -64,12 +62,26 @@ def test_by_default_a_process_runs_on_each_core_that_may_be_used():
     assert count_workers(7) == 7
 
 
-def test_killed_worker_process_is_reported():
+def end_by(state, number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "SIGKILL, probably because memory ran out"),
+        (signal.SIGABRT, "SIGABRT, its last lines are above"),
+        (signal.SIGSEGV, "SIGSEGV, its last lines are above"),
+        (signal.SIGTERM, "SIGTERM, its last lines are above"),
+    ],
+)
+def test_a_killed_worker_process_is_reported_with_its_signal(number, said):
+    """Memory is only suspected where the kernel may have ended it."""
     with (
         Processes(2, make_state, "a") as processes,
-        pytest.raises(UserError, match=r"memory.*smaller --num_workers"),
+        pytest.raises(UserError, match=said),
     ):
-        list(processes.map(repeat, [1, 99, 2]))
+        list(processes.map(end_by, [number] * 3))
 
 
 def test_worker_processes_end_with_their_parent(tmp_path):

@@ -56,7 +56,7 @@ def test_each_recipe_is_compiled_by_compile_check(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", compile_check)
     names = ("base_v2_125k_v4", "base_v2_125k_v5p")
-    with pytest.raises(UserError, match="status -9 for base_v2_125k_v5p"):
+    with pytest.raises(UserError, match="signal SIGKILL for base_v2_125k_v5p"):
         compile_recipes.main(CompileRecipesConfig(recipe=names, quick=True))
     assert calls[0] == [
         *("tpu.compile_check", "--json", "--quick"),
