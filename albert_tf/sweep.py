@@ -25,23 +25,20 @@ Sweeps of the paper's tables are in configs/ablations:
       --records_dir=build --output_dir=build/table5
 
 Each run is a process of `run_pretraining` in OUTPUT_DIR/runs/VARIANT-seedN; its
-log is OUTPUT_DIR/logs/VARIANT-seedN.log. The same command continues an
-interrupted sweep: it does not repeat finished runs, and others resume from
-their checkpoints. Keep the spelling of OUTPUT_DIR: runs that start from another
-run store its path. Variants and seeds can be added to a finished sweep. The
+log is in OUTPUT_DIR/logs. At the end, OUTPUT_DIR has table.md and table.json.
+`python -m albert_tf.report --run_dirs=...` draws all curves of the runs.
+
+The same command, with the same spelling of OUTPUT_DIR, continues an interrupted
+sweep: finished runs are not repeated. Variants and seeds can be added. The
 settings of a run that has started cannot change; if those of an --evaluation
 change, the finished runs are evaluated again.
-
-At the end, OUTPUT_DIR has table.md and table.json. `python -m albert_tf.report
---run_dirs=...` draws all curves of the runs.
 
 Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
 75 if all runs that failed exited with 75, e.g. because a host was lost: start
 the same command again; 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption
 or maintenance from Google Cloud) when the sweep or one of its runs was
-interrupted: the runs save a checkpoint and stop, and the same command continues
-them. The sweep starts a run that exits with 75 again. The run fails when it has
-exited three times with 75 without a new checkpoint in between.
+interrupted: the runs save a checkpoint and stop. A run that exits with 75 is
+started again; it has failed after three times without a new checkpoint.
 """
 
 import json
@@ -85,10 +82,9 @@ def main(config: SweepConfig) -> int:
         content = results.summarize(plan)
         if content["runs"]:
             table = results.markdown(plan, content)
+            text = json.dumps(content, indent=2)
             write_text(f"{plan.dir}/table.md", table)
-            write_text(
-                f"{plan.dir}/table.json", json.dumps(content, indent=2) + "\n"
-            )
+            write_text(f"{plan.dir}/table.json", text + "\n")
             print(table)
             print(f"files: {plan.dir}/table.md, table.json")
     if jobs.interrupted:

@@ -13,17 +13,17 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags as absl_flags
 
 from albert_tf.config import (
     PretrainingConfig,
     SweepConfig,
-    flags,
     flatten,
     settings_by_path,
 )
+from albert_tf.config.flags import parse_line
 from albert_tf.errors import UserError
 
 RUNS_DIR = "runs"
@@ -49,6 +49,14 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.]*")
 _SEEDS_PER_STAGE = 1000
 
 
+class Evaluation(NamedTuple):
+    """A further evaluation of a run; its metrics are stored at `path`."""
+
+    flags: tuple[str, ...]  # without --output_dir
+    config: PretrainingConfig
+    path: str
+
+
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
     """A run of the sweep.
@@ -57,10 +65,10 @@ class PlannedRun:
         variant: Name of its variant.
         seed: Its seed in `--seeds`; None for that of its flags.
         run_dir: Its run directory.
-        flags: Flags of run_pretraining, without the output directory.
+        flags: Flags of run_pretraining, without --output_dir.
         config: The settings that they describe.
         starts_from: The run whose weights it starts from, of the same seed.
-        evaluations: All settings of each further evaluation, by name.
+        evaluations: Its further evaluations, by name.
     """
 
     variant: str
@@ -69,7 +77,7 @@ class PlannedRun:
     flags: tuple[str, ...]
     config: PretrainingConfig
     starts_from: "PlannedRun | None" = None
-    evaluations: Mapping[str, PretrainingConfig] = dataclasses.field(
+    evaluations: Mapping[str, Evaluation] = dataclasses.field(
         default_factory=dict
     )
 
@@ -92,7 +100,6 @@ class Plan:
         dir: Its directory, `--output_dir`.
         runs: The runs, ordered by seed and then by variant, so that an
             interrupted sweep can compare all variants early.
-        evaluations: Flags of each further evaluation, by name.
         metrics: Columns of the table.
         pairs: Variants to compare; the difference is first minus second.
         paper: Published values by variant and metric.
@@ -100,7 +107,6 @@ class Plan:
 
     dir: str
     runs: tuple[PlannedRun, ...]
-    evaluations: Mapping[str, tuple[str, ...]]
     metrics: tuple[str, ...]
     pairs: tuple[tuple[str, str], ...]
     paper: Mapping[str, Mapping[str, float]]
@@ -135,36 +141,50 @@ def make_plan(config: SweepConfig) -> Plan:
     for seed in _parse_seeds(config.seeds):
         of_seed: dict[str, PlannedRun] = {}
         for name, own in variants.items():
+            run_name = name if seed is None else f"{name}-seed{seed}"
             source = f"variant {name}"
-            all_flags = [*base, *own]
-            start = _find_start(source, _parse(source, all_flags), of_seed)
+            flags = [*base, *own]
+            start = _find_start(source, _parse(source, flags), of_seed)
             if start:
-                all_flags.append(f"--init_checkpoint={start.run_dir}")
+                flags.append(f"--init_checkpoint={start.run_dir}")
             if seed is not None:
                 earlier = len(start.stages) if start else 0
-                all_flags.append(f"--seed={seed + _SEEDS_PER_STAGE * earlier}")
-            evaluated: dict[str, PretrainingConfig] = {}
-            for evaluation, further in evaluations.items():
-                of_both = f"evaluation {evaluation} of {source}"
-                evaluated[evaluation] = _parse(
-                    of_both, [*all_flags, "--mode=eval", *further], "eval"
+                flags.append(f"--seed={seed + _SEEDS_PER_STAGE * earlier}")
+            evaluated = {}
+            for other, further in evaluations.items():
+                own_flags = (*flags, "--mode=eval", *further)
+                evaluated[other] = Evaluation(
+                    own_flags,
+                    _parse(
+                        f"evaluation {other} of {source}", own_flags, "eval"
+                    ),
+                    f"{sweep_dir}/evaluations/{run_name}/{other}.json",
                 )
-            run_name = name if seed is None else f"{name}-seed{seed}"
             of_seed[name] = PlannedRun(
                 name,
                 seed,
                 posixpath.join(sweep_dir, RUNS_DIR, run_name),
-                tuple(all_flags),
-                _parse(source, all_flags),
+                tuple(flags),
+                _parse(source, flags),
                 start,
                 evaluated,
             )
         runs += of_seed.values()
-    _check_metrics(config.metrics, evaluations)
+    known = [
+        *EVALUATION_METRICS,
+        *TRAINING_TOTALS,
+        *(f"{e}/{m}" for e in evaluations for m in EVALUATION_METRICS),
+    ]
+    for metric in config.metrics:
+        if metric not in known:
+            raise UserError(
+                "metrics must be metrics of the runs",
+                received=metric,
+                remedy=f"Known: {', '.join(known)}.",
+            )
     return Plan(
         sweep_dir,
         tuple(runs),
-        evaluations,
         config.metrics,
         _parse_pairs(config.compare, variants),
         _parse_paper(config.paper, variants),
@@ -197,8 +217,8 @@ def _find_start(
     if value != f"{{run:{name}}}" or name not in earlier:
         names = ", ".join(earlier) or "none; list the variant before this one"
         raise UserError(
-            f"init_checkpoint of {source} must be a path or "
-            "{run:NAME}, where NAME is an earlier variant",
+            f"init_checkpoint of {source} must be a path or {{run:NAME}}, "
+            "where NAME is an earlier variant",
             received=value,
             remedy=f"Earlier variants: {names}.",
         )
@@ -243,8 +263,7 @@ def _named(
             raise UserError(
                 f"{setting} must have each name once", received=name
             )
-        words = _split(f"{setting} {name}", rest, records_dir)
-        found[name] = tuple(words)
+        found[name] = tuple(_split(f"{setting} {name}", rest, records_dir))
     return found
 
 
@@ -253,7 +272,7 @@ def _parse(
 ) -> PretrainingConfig:
     """Parses settings of run_pretraining; errors name their source."""
     try:
-        config = flags.parse_line(PretrainingConfig, arguments)
+        config = parse_line(PretrainingConfig, arguments)
     except (absl_flags.Error, UserError) as error:
         raise UserError(f"{source}: {error}") from None
     training = config.training
@@ -278,32 +297,19 @@ def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
     return [int(seed) for seed in seeds]
 
 
-def _check_metrics(metrics: Sequence[str], evaluations: Iterable[str]) -> None:
-    known = [
-        *EVALUATION_METRICS,
-        *TRAINING_TOTALS,
-        *(f"{e}/{m}" for e in evaluations for m in EVALUATION_METRICS),
-    ]
-    for metric in metrics:
-        if metric not in known:
-            raise UserError(
-                "metrics must be metrics of the runs",
-                received=metric,
-                remedy=f"Known: {', '.join(known)}.",
-            )
-
-
 def _parse_pairs(
     texts: Sequence[str], variants: Mapping[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    pairs = [(text.partition(":")[0], text.partition(":")[2]) for text in texts]
-    for first, second in pairs:
+    pairs = []
+    for text in texts:
+        first, _, second = text.partition(":")
         if first == second or not {first, second} <= {*variants}:
             raise UserError(
                 "compare must be pairs of variants, as A:B,...",
-                received=f"{first}:{second}",
+                received=text,
                 remedy=f"Variants: {', '.join(variants)}.",
             )
+        pairs.append((first, second))
     return tuple(pairs)
 
 

@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from albert_tf.cluster.jobs import Job
@@ -22,7 +23,13 @@ from albert_tf.io.artifact import differences
 from albert_tf.io.files import exists, is_remote, load_json_if_any, write_json
 from albert_tf.runs.directory import CONFIG_FILE, load_config
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.sweeps.plan import RUNS_DIR, TRAINING_TOTALS, Plan, PlannedRun
+from albert_tf.sweeps.plan import (
+    RUNS_DIR,
+    TRAINING_TOTALS,
+    Evaluation,
+    Plan,
+    PlannedRun,
+)
 
 LOGS_DIR = "logs"
 
@@ -75,27 +82,26 @@ def make_jobs(plan: Plan) -> list[Job]:
     jobs: list[Job] = []
     trainings: dict[str, Job] = {}
     for run in plan.runs:
-        flags = [*run.flags, f"--output_dir={run.run_dir}"]
         make = functools.partial(
             Job,
             log=os.path.join(plan.dir, LOGS_DIR, f"{run.name}.log"),
             output=os.path.join(plan.dir, LOGS_DIR, f"{run.name}.out"),
-            last_step=functools.partial(_last_step, run.run_dir),
             last_saved=functools.partial(_last_saved, run.run_dir),
         )
+        where = f"--output_dir={run.run_dir}"
         last = None
         if not is_trained(run):
             start = run.starts_from
             needs = trainings.get(start.name) if start else None
-            last = make(run.name, _command(flags), needs=needs)
+            last = make(run.name, _command([*run.flags, where]), needs=needs)
             trainings[run.name] = last
             jobs.append(last)
-        for name, further in plan.evaluations.items():
-            if read_evaluation(plan, run, name) is None:
-                command = _command([*flags, *further, "--mode=eval"])
+        for name, evaluation in run.evaluations.items():
+            if read_evaluation(evaluation) is None:
+                command = _command([*evaluation.flags, where])
                 last = make(f"{run.name}/{name}", command, needs=last)
                 last.on_success = functools.partial(
-                    _store_evaluation, plan, run, name, last.output
+                    _store_evaluation, evaluation, last.output
                 )
                 jobs.append(last)
     return jobs
@@ -114,47 +120,30 @@ def is_trained(run: PlannedRun) -> bool:
     )
 
 
-def _last_step(run_dir: str) -> int:
-    return max((line["step"] for line in read_metrics(run_dir)), default=0)
-
-
 def _last_saved(run_dir: str) -> int:
-    saved = (
-        event["step"]
-        for event in read_events(run_dir)
-        if event["event"] == "checkpoint"
-    )
+    events = read_events(run_dir)
+    saved = [e["step"] for e in events if e["event"] == "checkpoint"]
     return max(saved, default=0)
 
 
-def read_evaluation(
-    plan: Plan, run: PlannedRun, name: str
-) -> dict[str, float] | None:
+def read_evaluation(evaluation: Evaluation) -> dict[str, float] | None:
     """The metrics of a further evaluation; None unless it had its settings."""
-    stored = load_json_if_any(_evaluation_file(plan, run, name))
-    settings = _evaluation_settings(run.evaluations[name])
-    if stored is None or stored.get("settings") != settings:
-        return None
-    return stored["metrics"]
+    stored = load_json_if_any(evaluation.path) or {}
+    is_same = stored.get("settings") == _evaluation_settings(evaluation.config)
+    return stored["metrics"] if is_same else None
 
 
-def _store_evaluation(
-    plan: Plan, run: PlannedRun, name: str, output: str
-) -> None:
+def _store_evaluation(evaluation: Evaluation, output: str) -> None:
     """Stores the metrics in the last line that an evaluation has printed."""
     with open(output, encoding="utf-8") as file:
         *_, metrics = file
     write_json(
-        _evaluation_file(plan, run, name),
+        evaluation.path,
         {
-            "settings": _evaluation_settings(run.evaluations[name]),
+            "settings": _evaluation_settings(evaluation.config),
             "metrics": json.loads(metrics),
         },
     )
-
-
-def _evaluation_file(plan: Plan, run: PlannedRun, name: str) -> str:
-    return f"{plan.dir}/evaluations/{run.name}/{name}.json"
 
 
 def _evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
@@ -186,13 +175,13 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     """
     mean = statistics.fmean(values) if values else math.nan
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    error = deviation / math.sqrt(len(values)) if values else math.nan
-    return {
-        "mean": mean if math.isfinite(mean) else None,
-        "standard_deviation": deviation if math.isfinite(deviation) else None,
-        "standard_error": error if math.isfinite(error) else None,
-        "num_runs": len(values),
+    found = {
+        "mean": mean,
+        "standard_deviation": deviation,
+        "standard_error": deviation / math.sqrt(len(values) or 1),
     }
+    finite = {n: v if math.isfinite(v) else None for n, v in found.items()}
+    return {**finite, "num_runs": len(values)}
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
@@ -200,9 +189,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
 
     Differences are taken between runs of a seed.
     """
-    runs = {
-        run.name: _read_run(plan, run) for run in plan.runs if is_trained(run)
-    }
+    runs = {run.name: _read_run(run) for run in plan.runs if is_trained(run)}
 
     def of(variant: str, metric: str) -> dict[int | None, float]:
         return {
@@ -240,7 +227,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _read_run(plan: Plan, run: PlannedRun) -> dict[str, float]:
+def _read_run(run: PlannedRun) -> dict[str, float]:
     lines = [
         line
         for stage in run.stages
@@ -254,73 +241,56 @@ def _read_run(plan: Plan, run: PlannedRun) -> dict[str, float]:
     for line in read_metrics(run.run_dir):
         if line["split"] != "train":
             found |= {n: line[n] for n in line.keys() - {"split", "step"}}
-    for name in plan.evaluations:
-        metrics = read_evaluation(plan, run, name) or {}
+    for name, evaluation in run.evaluations.items():
+        metrics = read_evaluation(evaluation) or {}
         found |= {f"{name}/{metric}": v for metric, v in metrics.items()}
     return found
 
 
 def markdown(plan: Plan, content: Mapping[str, Any]) -> str:
     """Returns the tables of what `summarize` has found."""
-    published = dict.fromkeys(
-        metric for values in plan.paper.values() for metric in values
-    )
+    paper = {variant: plan.paper.get(variant, {}) for variant in plan.variants}
+    finished = [r.variant for r in plan.runs if r.name in content["runs"]]
     header = ["variant", "runs"]
-    rows = {
-        variant: [
-            variant,
-            str(
-                sum(
-                    run.variant == variant and run.name in content["runs"]
-                    for run in plan.runs
-                )
-            ),
-        ]
-        for variant in plan.variants
-    }
-    for metric in dict.fromkeys([*plan.metrics, *published]):
-        if metric in plan.metrics:
+    numbers = [str(finished.count(variant)) for variant in plan.variants]
+    cells: list[Sequence[str]] = [plan.variants, numbers]
+    for metric in dict.fromkeys([*plan.metrics, *chain(*paper.values())]):
+        is_measured = metric in plan.metrics
+        if is_measured:
+            found = [content["variants"][v][metric] for v in plan.variants]
             header.append(metric)
-            for variant, row in rows.items():
-                row.append(_mean(metric, content["variants"][variant][metric]))
-        if metric in published:
-            header.append("paper")
-            if metric not in plan.metrics:
-                header[-1] = f"{metric}, paper"
-            for variant, row in rows.items():
-                value = plan.paper.get(variant, {}).get(metric)
-                row.append(_format(metric, value))
-    text = table(header, rows.values())
+            cells.append([_mean(metric, values) for values in found])
+        if any(metric in values for values in paper.values()):
+            header.append("paper" if is_measured else f"{metric}, paper")
+            published = [values.get(metric) for values in paper.values()]
+            cells.append([_format(metric, value) for value in published])
+    text = table(header, zip(*cells, strict=True))
     if any(run.seed is not None for run in plan.runs):
         text += "\nMean and standard deviation over seeds.\n"
-    if plan.pairs:
-        text += "\n" + table(
-            ["difference", "metric", "mean", "standard error", "paper"],
-            [
-                _difference_row(plan, difference)
-                for difference in content["differences"]
-                if difference["num_runs"]
-            ],
+    if not plan.pairs:
+        return text
+    rows = []
+    for one in content["differences"]:
+        first, second, metric = one["first"], one["second"], one["metric"]
+        of_first, of_second = (
+            paper[first].get(metric),
+            paper[second].get(metric),
         )
-    return text
-
-
-def _difference_row(plan: Plan, difference: Mapping[str, Any]) -> list[str]:
-    first, second = difference["first"], difference["second"]
-    metric = difference["metric"]
-    of_first, of_second = (
-        plan.paper.get(variant, {}).get(metric) for variant in (first, second)
-    )
-    published = None
-    if of_first is not None and of_second is not None:
-        published = of_first - of_second
-    return [
-        f"{first} - {second}",
-        metric,
-        _format(metric, difference["mean"], "+"),
-        _format(metric, difference["standard_error"]),
-        _format(metric, published, "+"),
-    ]
+        published = None
+        if of_first is not None and of_second is not None:
+            published = of_first - of_second
+        if one["num_runs"]:
+            rows.append(
+                [
+                    f"{first} - {second}",
+                    metric,
+                    _format(metric, one["mean"], "+"),
+                    _format(metric, one["standard_error"]),
+                    _format(metric, published, "+"),
+                ]
+            )
+    titles = ["difference", "metric", "mean", "standard error", "paper"]
+    return f"{text}\n{table(titles, rows)}"
 
 
 def _mean(metric: str, found: Mapping[str, Any]) -> str:

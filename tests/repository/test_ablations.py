@@ -126,7 +126,7 @@ def test_variants_differ_only_in_what_the_table_compares(name):
 @pytest.mark.parametrize("name", ["table5", "table5_mini"])
 def test_table_5_is_evaluated_on_both_tasks(name):
     for run in plan_of(name).runs:
-        for task, config in run.evaluations.items():
+        for task, (_, config, _) in run.evaluations.items():
             assert config.training.eval_sentence_objective == task
             (files,) = config.data.eval_input_file
             assert ("nsp" in files) == (task == "nsp")

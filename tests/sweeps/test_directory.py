@@ -133,4 +133,4 @@ def test_an_evaluation_with_other_settings_is_repeated(
     left = [job.name for job in make_jobs(plan_of(**changes))]
     assert left == ["narrow"] + ["narrow/more"] * repeated
     (run,) = plan_of().runs
-    assert read_evaluation(plan_of(), run, "more") == {"loss": 1.5}
+    assert read_evaluation(run.evaluations["more"]) == {"loss": 1.5}

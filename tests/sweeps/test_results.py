@@ -23,7 +23,6 @@ def make_plan(directory, **changes):
         for variant in ("sop", "nsp")
     )
     settings = {
-        "evaluations": {},
         "metrics": ("masked_lm_loss", ACCURACY),
         "pairs": (("nsp", "sop"),),
         "paper": {
@@ -125,7 +124,7 @@ def test_training_seconds_include_the_runs_that_a_run_starts_from(tmp_path):
     finish(tmp_path, "first", 1)
     finish(tmp_path, "second", 1, num_lines=2)
     metrics = ("training_seconds", "training_cpu_seconds")
-    plan = Plan(str(tmp_path), (first, second), {}, metrics, (), {})
+    plan = Plan(str(tmp_path), (first, second), metrics, (), {})
     lines = markdown(plan, summarize(plan)).splitlines()
     assert lines[2:4] == [
         "| first | 1 | 2 s | 3 s |",
