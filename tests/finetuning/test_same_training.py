@@ -13,6 +13,7 @@ import tensorflow as tf
 from albert_tf.config.task import KINDS
 from albert_tf.interop.weight_names import list_weights
 from tests.helpers.random_task import HEADS, LENGTH, make_task
+from tests.helpers.step_program import make_dataset
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -41,7 +42,7 @@ TWO_REPLICAS = {"strategy": "mirrored", "num_logical_cpus": 2}
 
 
 def batches_of(task):
-    dataset = paired_training.make_dataset(*task)
+    dataset = make_dataset(*task)
     return dataset(tf.distribute.InputContext())
 
 

@@ -6,18 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import PretrainingConfig
-from albert_tf.input.batch_stream import BatchStream
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_step import (
-    make_state,
-    make_train_steps,
-    metric_names,
-)
 from tests.helpers import pytorch_training
+from tests.helpers.step_program import StepProgram, make_dataset
 
 LOSSES = ("masked_lm_loss", "sentence_order_loss")
 
@@ -41,25 +34,13 @@ def train(
     loss_names: tuple[str, ...] = LOSSES,
 ) -> Training:
     """Trains all steps of a run with the trainer, without dropout."""
-    objective = objective or Pretraining(config)
-    strategy = make_strategy(config.distribution)
-    with strategy.scope():
-        state = make_state(config, objective)
-        train_steps = make_train_steps(strategy, state, config)
-    variables = state.model.variables
+    program = StepProgram(config, objective)
+    variables = program.state.model.variables
     initial = {v.path: v.value.numpy() for v in variables}
-    batches = iter(
-        strategy.distribute_datasets_from_function(
-            make_dataset(config, objective)
-        )
-    )
-    names = metric_names(config, objective)
-    zeros = {name: tf.constant(0.0) for name in names}
-    rates = DropoutRates(0.0, 0.0)
     losses = []
     for _ in range(config.training.num_train_steps):
-        steps = train_steps(batches, zeros, tf.constant(1), rates)
-        losses.append([float(steps.totals[name]) for name in loss_names])
+        totals = program.run().totals
+        losses.append([float(totals[name]) for name in loss_names])
     trained = {v.path: v.value.numpy() for v in variables}
     return Training(np.array(losses), initial, trained)
 
@@ -112,14 +93,3 @@ def weight_difference(one: Training, other: Training) -> float:
     return distance(one.trained, other.trained) / distance(
         other.trained, other.initial
     )
-
-
-def make_dataset(config: PretrainingConfig, objective: Objective) -> Any:
-    """The batches of a training, as a function of the input context."""
-    stream = BatchStream(
-        objective.find_training_data(),
-        config.data,
-        config.training.seed,
-        format_of=objective.record_format,
-    )
-    return stream.open(0)

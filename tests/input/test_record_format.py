@@ -28,7 +28,6 @@ from albert_tf.records.features import (
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
-from tests.helpers.edited_records import change
 from tests.helpers.limits import Limits
 
 ONE = tf.distribute.InputContext()
@@ -70,6 +69,27 @@ def offsets_of(shard):
     with open(shard, "rb") as file:
         offsets = [record.offset for record in read_records(file)]
     return [*offsets, shard.stat().st_size]
+
+
+def change(shard, number, feature, edit):
+    """Edits the values of a feature of a record."""
+    with shard.open("rb") as file:
+        records = [record.content for record in read_records(file)]
+    example = tf.train.Example.FromString(records[number])
+    stored_values = example.features.feature[feature]
+    values = (
+        stored_values.float_list.value
+        if feature.endswith("weights")
+        else stored_values.int64_list.value
+    )
+    changed = edit(list(values))
+    assert changed != list(values)
+    del values[:]
+    values.extend(changed)
+    records[number] = example.SerializeToString()
+    with tf.io.TFRecordWriter(str(shard)) as writer:
+        for record in records:
+            writer.write(record)
 
 
 def damage_content(shard, number):

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import MaskingConfig
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs.log import read_metrics
 from albert_tf.training import train_step
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train import train as train_run
 from data_prep.packing import pack_rows
 from tests.helpers import tiny_model, tiny_run
+from tests.helpers.step_program import StepProgram
 
 # In float32, relative: to the loss, and to the largest entry of a gradient.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
@@ -120,31 +119,20 @@ def compute(batch, **settings):
 
 def train(batch, **settings):
     """The loss of a batch and its gradients by path, of the trainer's step."""
+    rows = tf.data.Dataset.from_tensor_slices(batch)
     num_rows = len(batch["input_ids"])
-    config = make_config(num_rows, **settings)
-    strategy = make_strategy(config.distribution)
-    num_replicas = strategy.num_replicas_in_sync
-    objective = Pretraining(config)
-    with strategy.scope():
-        state = train_step.make_state(config, objective)
-        train_steps = train_step.make_train_steps(strategy, state, config)
-    batches = strategy.distribute_datasets_from_function(
-        lambda _: tf.data.Dataset.from_tensor_slices(batch).batch(
-            num_rows // num_replicas, drop_remainder=True
-        )
+    program = StepProgram(
+        make_config(num_rows, **settings),
+        make_batches=lambda context: rows.batch(
+            num_rows // context.num_replicas_in_sync, drop_remainder=True
+        ),
     )
-    names = train_step.metric_names(config, objective)
-    steps = train_steps(
-        iter(batches),
-        {name: tf.constant(0.0) for name in names},
-        tf.constant(1),
-        DropoutRates(0.0, 0.0),
-    )
-    gradients = {
-        variable.path: 10 * state.variables()[f"{variable.path}/m"].numpy()
+    loss, state = program.run().totals["loss"].numpy(), program.state
+    slots = state.optimizer.slots
+    return loss, {
+        variable.path: 10 * slots[f"{variable.path}/m"].numpy()
         for variable in state.model.trainable_variables
     }
-    return steps.totals["loss"].numpy(), gradients
 
 
 def assert_same(found, expected):

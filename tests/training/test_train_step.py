@@ -8,28 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import make_strategy
-from albert_tf.input import record_sets as training_records
-from albert_tf.input.batch_stream import BatchStream
 from albert_tf.training import pretraining, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_step import (
-    make_state,
-    make_train_steps,
-    metric_names,
-)
+from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
+from tests.helpers.step_program import NO_DROPOUT, StepProgram, make_dataset
 
 MIRRORED = {"strategy": "mirrored", "num_logical_cpus": 2}
-NO_DROPOUT = DropoutRates(0.0, 0.0)
 # The run directory, to which steps write nothing.
 UNUSED = "unused"
-
-
-def no_totals(config):
-    names = metric_names(config, Pretraining(config))
-    return {name: tf.constant(0.0) for name in names}
 
 
 class Trained(NamedTuple):
@@ -52,26 +40,11 @@ class Trained(NamedTuple):
     num_uncompiled_norms: int
 
 
-def make_steps(config):
-    """The program of the steps, its variables, and batches for it."""
-    strategy = make_strategy(config.distribution)
-    objective = Pretraining(config)
-    with strategy.scope():
-        state = make_state(config, objective)
-        train_steps = make_train_steps(strategy, state, config)
-    stream = BatchStream(
-        objective.find_training_data(),
-        config.data,
-        7,
-        format_of=objective.record_format,
-    )
-    batches = strategy.distribute_datasets_from_function(stream.open(0))
-    return train_steps, state, iter(batches)
-
-
-def operations_of(program, arguments):
+def operations_of(program, num_steps, rates):
     """The types of all operations of a program, and the functions it calls."""
-    graph = program.get_concrete_function(*arguments).graph.as_graph_def()
+    arguments = program.arguments(num_steps, rates)
+    concrete = program.train_steps.get_concrete_function(*arguments)
+    graph = concrete.graph.as_graph_def()
     functions = graph.library.function
     nodes = itertools.chain(graph.node, *(f.node_def for f in functions))
     return [node.op for node in nodes], functions
@@ -80,20 +53,19 @@ def operations_of(program, arguments):
 @functools.cache
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     """Trains some steps; tests with the same settings share the result."""
-    train_steps, state, batches = make_steps(config)
-    arguments = (batches, no_totals(config), tf.constant(num_steps), rates)
-    steps = train_steps(*arguments)
+    program = StepProgram(config)
+    steps = program.run(num_steps, rates)
     assert steps.num_steps == num_steps
     assert steps.times.shape == (num_steps, 3)
     requested, received, previous_finished = np.array(steps.times).T
     assert np.all(requested <= received)
     assert np.all(np.diff(previous_finished) > 0)
-    operations, functions = operations_of(train_steps, arguments)
+    operations, functions = operations_of(program, num_steps, rates)
     compiled = [f for f in functions if f.attr["_XlaMustCompile"].b]
     in_compiled = [node.op for f in compiled for node in f.node_def]
     return Trained(
         {name: float(v) / num_steps for name, v in steps.totals.items()},
-        {name: v.numpy() for name, v in state.variables().items()},
+        {name: v.numpy() for name, v in program.state.variables().items()},
         operations,
         len(compiled),
         operations.count("L2Loss") - in_compiled.count("L2Loss"),
@@ -113,13 +85,10 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
     names, by which TensorFlow orders the terms of sums."""
     config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
     for _ in range(2):
-        train_steps, _state, batches = make_steps(config)
+        program = StepProgram(config)
         for before in np.arange(5, 40, 1.7, np.float32):
-            totals = no_totals(config)
-            totals["loss"] = tf.constant(before)
-            after = train_steps(
-                batches, totals, tf.constant(1), NO_DROPOUT
-            ).totals
+            program.zeros["loss"] = tf.constant(before)
+            after = program.run().totals
             loss = after["masked_lm_loss"] + after["sentence_order_loss"]
             assert after["loss"].numpy() == before + loss.numpy()
 
@@ -135,11 +104,10 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
         global_batch_size=4096,
         gradient_accumulation_steps=2,
     )
-    train_steps, state, batches = make_steps(config)
-    totals = no_totals(config)
+    program = StepProgram(config)
     for _ in range(2):
-        train_steps(batches, totals, tf.constant(1), NO_DROPOUT)
-    assert int(state.step) == 2
+        program.run()
+    assert int(program.state.step) == 2
 
 
 @pytest.mark.slow
@@ -215,8 +183,7 @@ def test_bfloat16_trains_close_to_float32(tiny_records):
 
 def gradients_by_share(config, num_shares):
     """Gradients of each share's part of the global loss, by path."""
-    data = training_records.find_training_data(config)
-    make = BatchStream(data, config.data, 7).open(0)
+    make = make_dataset(config, Pretraining(config))
     (batch,) = make(tf.distribute.InputContext()).take(1)
     mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
     pretrainer = make_state(config, Pretraining(config)).model
@@ -300,12 +267,9 @@ def test_clipping_follows_the_formula(tiny_records, clip_scope):
 @pytest.mark.parametrize("fuse", [True, False])
 def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
     config = tiny_run.make_config(tiny_records, UNUSED, fuse_on_cpu=fuse)
-    train_steps, _, batches = make_steps(config)
+    program = StepProgram(config)
     without, with_dropout = (
-        operations_of(
-            train_steps,
-            (batches, no_totals(config), tf.constant(1), rates),
-        )[0]
+        operations_of(program, 1, rates)[0]
         for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1))
     )
 
@@ -347,7 +311,5 @@ def test_each_seed_step_replica_and_micro_batch_has_other_masks(
             seed=seed,
             **MIRRORED,
         )
-        train_steps, _, batches = make_steps(config)
-        rates = DropoutRates(0.1, 0.1)
-        train_steps(batches, no_totals(config), tf.constant(2), rates)
+        StepProgram(config).run(2, DropoutRates(0.1, 0.1))
     assert len(seeds) == len(set(seeds)) == 2 * 2 * 2 * 2
