@@ -160,7 +160,8 @@ demo: $(VENV)/installed
 	@echo "2/4 asks the released model for masked words,"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
-	$(BIN)/python -m albert_tf.export_saved_model \
+	test -e $(DEMO)/mini_saved_model || $(BIN)/python -m \
+	    albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/mini --export_dir=$(DEMO)/mini_saved_model
 	$(BIN)/python -m albert_tf.predict \
 	    --saved_model_dir=$(DEMO)/mini_saved_model \

@@ -170,15 +170,8 @@ class Processes:
 
 
 def _connect(scheduler: str) -> Any:
-    try:
-        import distributed
-    except ImportError:
-        raise UserError(
-            "--runner=dask needs Dask",
-            received="no module named distributed",
-            remedy="Install it here and on all workers: pip install "
-            "'albert-tf[dask]'.",
-        ) from None
+    import distributed
+
     try:
         return distributed.Client(
             scheduler, timeout=_DASK_TIMEOUT_S, set_as_default=False

@@ -96,7 +96,9 @@ def find_inputs(config: CorpusConfig) -> list["Source"]:
         matches = files.find(pattern)
         if not matches:
             raise UserError(
-                "input_file must match at least one file", received=pattern
+                "input_file must match at least one file",
+                received=pattern,
+                remedy=files.hint_at_directory(pattern, "*.txt"),
             )
         paths.update(matches)
     # A link is another path of its file.

@@ -208,8 +208,7 @@ def check_tpu(config: DistributionConfig) -> None:
         received=f"no Google TPU chip in {PCI_DEVICES}, and no "
         f"{DEVICES}/accel*; installed: "
         f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
-        remedy="Run on a TPU VM with tensorflow-tpu installed "
-        "(pip install 'albert-tf[tpu]', see docs/tpu.md), or give the servers "
-        "of a slice as --tpu_name=grpc://HOST:8470,..., or use "
-        "--strategy=auto.",
+        remedy="Run on a TPU VM with tensorflow-tpu installed (pip install "
+        "'albert-tf[tpu]', see docs/tpu.md), or give the servers of a slice as "
+        "--tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",
     )

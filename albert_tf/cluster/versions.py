@@ -7,7 +7,6 @@ without a message. So versions are read from the installed distributions.
 import contextlib
 import glob
 import importlib.metadata
-import importlib.util
 import os
 import sys
 import tempfile
@@ -55,15 +54,9 @@ def import_tensorflow() -> None:
     set, and after an error.
 
     Raises:
-        UserError: If TensorFlow is missing, or its libtpu would end the
-            process.
+        ModuleNotFoundError: If TensorFlow is missing.
+        UserError: If its libtpu would end the process.
     """
-    if importlib.util.find_spec("tensorflow") is None:
-        raise UserError(
-            "TensorFlow must be installed",
-            received="none",
-            remedy="pip install 'albert-tf[cpu]', or [gpu] or [tpu].",
-        )
     libtpu = _version("libtpu")
     newest = SpecifierSet(f"<={NEWEST_LIBTPU}")
     if (

@@ -77,7 +77,7 @@ class ExportConfig(Config):
     )
     export_dir: str = setting(
         "",
-        "Directory to write the SavedModel to, local or gs://, e.g. "
+        "New directory to write the SavedModel to, local or gs://, e.g. "
         "build/demo/saved_model.",
     )
     checkpoint_step: int = setting(

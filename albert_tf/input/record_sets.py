@@ -24,6 +24,7 @@ from albert_tf.errors import UserError
 from albert_tf.io.files import (
     DamagedFileError,
     find,
+    hint_at_directory,
     is_remote,
     open_existing,
     read_again_if_damaged,
@@ -385,7 +386,8 @@ def _match_files(
                 raise UserError(
                     f"{name} must match files",
                     received=f"no file at {pattern}",
-                    remedy="Build records with python -m "
+                    remedy=hint_at_directory(pattern, "*.tfrecord")
+                    or "Build records with python -m "
                     "data_prep.build_tfrecords.",
                 )
             matches.update(matching)

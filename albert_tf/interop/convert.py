@@ -44,7 +44,7 @@ from albert_tf.io.files import (
     exists,
     is_remote,
     load_json_if_any,
-    remove_directory,
+    new_directory,
     write_bytes,
     write_json,
 )
@@ -63,25 +63,19 @@ from albert_tf.runs.log import DURATIONS, read_metrics
 def convert(config: ConvertConfig) -> None:
     """Reads the model at `from_` and writes it to `to`, or writes nothing.
 
-    1. Check the paths and choose the format to write.
-    2. Read the model and check it; print a summary.
-    3. Write it to a temporary directory next to `to`.
-    4. With `verify`, read that directory and compare it with the model.
-    5. Rename the directory to `to`.
+    The model is read and checked, described, written to a temporary directory
+    next to `to`, and with `verify` compared with what is read from there.
 
     Raises:
         UserError: If the conversion is refused; see docs/converting.md.
     """
     config.require("from_", "to")
     target = config.to.rstrip("/")
-    if os.path.islink(target):
-        target = os.path.realpath(target)  # the rename must not replace a link
-    partial = target + PARTIAL_SUFFIX
-    _check_target_is_empty(target)
     source, removed = (
         path if is_remote(path) else os.path.realpath(path)
-        for path in (config.from_, partial)
+        for path in (config.from_, target)
     )
+    removed += PARTIAL_SUFFIX
     if f"{source}/".startswith(f"{removed}/"):
         raise UserError(
             f"--from must be outside {removed}, the temporary directory of "
@@ -89,7 +83,40 @@ def convert(config: ConvertConfig) -> None:
             received=source,
             remedy="Choose another --to.",
         )
-    source_format = formats.find_format(config.from_)
+    with new_directory(target, "--to") as partial:
+        source_format = formats.find_format(config.from_)
+        target_format = _choose_format(config, source_format)
+        weights = _read(config, source_format)
+        print(describe(weights, source_format))
+        if not weights.vocabulary:
+            logging.warning(
+                "%s has no vocabulary, so %s will have none",
+                *(config.from_, target),
+            )
+        elif target_format == RUN and weights.do_lower_case is False:
+            logging.warning(
+                "%s will not record that its vocabulary keeps upper case: "
+                "exports and fine-tuned models of it will convert text to "
+                "lower case. Fine-tune with --init_checkpoint=%s instead",
+                *(target, config.from_),
+            )
+        if target_format == RUN:
+            write_run(weights, partial, target)
+        else:
+            written = hugging_face.write(
+                weights,
+                partial,
+                config.with_sentence_head,
+                config.weights_dtype,
+            )
+            card = make_model_card(written, config.licence)
+            write_bytes(posixpath.join(partial, "README.md"), card.encode())
+        if config.verify:
+            print(verify(weights, partial, config.weights_dtype))
+    logging.info("wrote %s (%s)", target, target_format)
+
+
+def _choose_format(config: ConvertConfig, source_format: str) -> str:
     target_format = config.to_format
     if target_format == "auto":
         target_format = HUGGING_FACE if source_format == RUN else RUN
@@ -106,56 +133,23 @@ def convert(config: ConvertConfig) -> None:
             received=config.weights_dtype,
             remedy="Add --to_format=hugging_face.",
         )
+    return target_format
 
+
+def _read(config: ConvertConfig, source_format: str) -> ModelWeights:
     weights = formats.read_weights(config.from_, config.checkpoint_step)
-    if config.num_choices:
-        # transformers does not store it, and the weights score any number.
-        head, is_foreign = weights.head, source_format == HUGGING_FACE
-        if not is_foreign or head is None or head.kind != MULTIPLE_CHOICE:
-            raise UserError(
-                "num_choices must be omitted unless --from is a "
-                "multiple-choice model of Hugging Face",
-                received=f"{config.num_choices} and {config.from_}",
-            )
-        head = dataclasses.replace(head, num_choices=config.num_choices)
-        weights = dataclasses.replace(weights, head=head)
-    print(describe(weights, source_format))
-    if not weights.vocabulary:
-        logging.warning(
-            "%s has no vocabulary, so %s will have none", config.from_, target
+    if not config.num_choices:
+        return weights
+    # transformers does not store it, and the weights score any number.
+    head, is_foreign = weights.head, source_format == HUGGING_FACE
+    if not is_foreign or head is None or head.kind != MULTIPLE_CHOICE:
+        raise UserError(
+            "num_choices must be omitted unless --from is a multiple-choice "
+            "model of Hugging Face",
+            received=f"{config.num_choices} and {config.from_}",
         )
-    elif target_format == RUN and weights.do_lower_case is False:
-        logging.warning(
-            "%s will not record that its vocabulary keeps upper case: exports "
-            "and fine-tuned models of it will convert text to lower case. "
-            "Fine-tune with --init_checkpoint=%s instead",
-            target,
-            config.from_,
-        )
-
-    remove_directory(partial)
-    try:
-        if target_format == RUN:
-            write_run(weights, partial, target)
-        else:
-            written = hugging_face.write(
-                weights,
-                partial,
-                config.with_sentence_head,
-                config.weights_dtype,
-            )
-            card = make_model_card(written, config.licence)
-            write_bytes(posixpath.join(partial, "README.md"), card.encode())
-        if config.verify:
-            print(verify(weights, partial, config.weights_dtype))
-        # A second check: another process may have written to the target since.
-        _check_target_is_empty(target)
-        remove_directory(target)
-        tf.io.gfile.rename(partial, target)
-    except BaseException:
-        remove_directory(partial)
-        raise
-    logging.info("wrote %s (%s)", target, target_format)
+    head = dataclasses.replace(head, num_choices=config.num_choices)
+    return dataclasses.replace(weights, head=head)
 
 
 def describe(weights: ModelWeights, source_format: str) -> str:
@@ -222,16 +216,6 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
         {},
         {**weights.values, **weights.slots},
     )
-
-
-def _check_target_is_empty(target: str) -> None:
-    is_empty = tf.io.gfile.isdir(target) and not tf.io.gfile.listdir(target)
-    if tf.io.gfile.exists(target) and not is_empty:
-        raise UserError(
-            "--to must be new, or an empty directory",
-            received=f"{target}, which exists",
-            remedy="Choose another path, or remove it.",
-        )
 
 
 # --- Verification -------------------------------------------------------------
@@ -374,16 +358,8 @@ def _run(
 def _run_theirs(
     weights: ModelWeights, directory: str, batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    try:
-        torch = importlib.import_module("torch")
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError(
-            "to verify a Hugging Face folder, torch and transformers must be "
-            "installed",
-            received=str(error),
-            remedy="Install the extra: pip install 'albert-tf[interop]'",
-        ) from None
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
     name = class_name(weights)
     model, loading = getattr(transformers, name).from_pretrained(
         directory,

@@ -12,14 +12,8 @@ def open_dataset(name: str, data_dir: str = "") -> Any:
     Raises:
         UserError: If the dataset does not exist, or cannot be downloaded.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ModuleNotFoundError:
-        raise UserError(
-            "--tfds needs TensorFlow Datasets",
-            received="no module named tensorflow_datasets",
-            remedy="pip install 'albert-tf[tfds]'.",
-        ) from None
+    import tensorflow_datasets as tfds
+
     try:
         builder = tfds.builder(name, data_dir=data_dir or None)
         builder.download_and_prepare()

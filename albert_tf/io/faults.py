@@ -77,6 +77,16 @@ _MUST = {
     errno.ENOENT: "exist",
     errno.EFBIG: "be smaller than the limit of file sizes",
 }
+# Packages that only some commands need -> the extra that installs them.
+_EXTRAS = {
+    "tensorflow": "cpu",  # or gpu, tpu
+    "tensorflow_datasets": "tfds",
+    "distributed": "dask",
+    "torch": "interop",
+    "transformers": "interop",
+    "grpc": "serving",
+    "tensorflow_serving": "serving",
+}
 _NUMBERS = {os.strerror(number): number for number in _REMEDIES}
 
 
@@ -99,6 +109,15 @@ def explain(error: BaseException) -> UserError | None:
         return error
     if is_full_disk(error):
         return _explain_full_disk(error)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(package)
+        return extra and UserError(
+            f"{package} must be installed",
+            received=str(error),
+            remedy=f"pip install 'albert-tf[{extra}]'"
+            + (", or [gpu] or [tpu]." if extra == "cpu" else "."),
+        )
     if isinstance(error, OSError):
         return _explain_local(error.errno, error.filename, error.strerror)
     if isinstance(error, UnicodeEncodeError):

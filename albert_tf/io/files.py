@@ -75,6 +75,19 @@ def find(pattern: str, remote_directories: bool = False) -> list[str]:
     return sorted(path for path in matches if os.path.isfile(path))
 
 
+def hint_at_directory(pattern: str, names: str) -> str:
+    """What to give instead of a directory: a glob of `names`; "" for others."""
+    if is_remote(pattern):
+        with _tensorflow(pattern) as tf:
+            found = [pattern] if tf.io.gfile.isdir(pattern) else []
+    else:
+        found = [path for path in glob.glob(pattern) if os.path.isdir(path)]
+    if not found:
+        return ""
+    directory = found[0].rstrip("/")
+    return f"{directory} is a directory: give a glob, e.g. {directory}/{names}."
+
+
 def _glob(pattern: str) -> Iterator[str]:
     """As `glob.glob`, but `**` enters each directory once, whatever its links.
 
@@ -212,6 +225,40 @@ def remove_directory(path: str) -> None:
             tf.io.gfile.rmtree(path)
     else:
         shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def new_directory(target: str, setting: str) -> Iterator[str]:
+    """Yields a temporary directory, which becomes `target` without an error.
+
+    Raises:
+        UserError: If `target`, the value of `setting`, exists and is not an
+            empty directory: nothing is replaced.
+    """
+    import tensorflow as tf  # for directories of gs://, and its error types
+
+    def check() -> None:
+        is_empty = tf.io.gfile.isdir(target) and not tf.io.gfile.listdir(target)
+        if exists(target) and not is_empty:
+            raise UserError(
+                f"{setting} must be new, or an empty directory",
+                received=f"{target}, which exists",
+                remedy="Choose another path, or remove it.",
+            )
+
+    check()
+    # The rename must not replace a link.
+    final = os.path.realpath(target) if os.path.islink(target) else target
+    partial = final + PARTIAL_SUFFIX
+    remove_directory(partial)
+    try:
+        yield partial
+        check()  # another process may have written to the target since
+        remove_directory(final)
+        tf.io.gfile.rename(partial, final)
+    except BaseException:
+        remove_directory(partial)
+        raise
 
 
 def open_existing(path: str, mode: str = "r") -> Any:

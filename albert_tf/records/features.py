@@ -20,6 +20,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
+from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 
@@ -299,8 +300,7 @@ def check_values_match(
     wanted: Mapping[str, Any],
     *,
     other: str = "the settings of this run",
-    remedy: str = "Set the flags to the stored values or build the records "
-    "again.",
+    remedy: str = "",
 ) -> None:
     """Checks that stored values equal the settings of a run, or other values.
 
@@ -319,6 +319,18 @@ def check_values_match(
         if stored[name] != value
     ]
     if differences:
+        if not remedy:
+            architecture = {
+                field.name for field in dataclasses.fields(ModelConfig)
+            }
+            flags = [
+                f"--model={name}={stored[name]}"
+                if name in architecture
+                else f"--{name}={stored[name]}"
+                for name, value in wanted.items()
+                if stored[name] != value
+            ]
+            remedy = f"Set {' '.join(flags)}, or build the records again."
         raise UserError(
             f"{where} must agree with {other}",
             received="; ".join(differences),

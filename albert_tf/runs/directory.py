@@ -229,7 +229,20 @@ def load_config(
             remedy=f"Give {parent} instead, and the step of a checkpoint in "
             f"{run_dir} as --checkpoint_step.",
         )
-    values = load_json(path)
+    is_google_albert = not exists(path) and (
+        run_dir.endswith((".tar", ".tar.gz", ".tgz"))
+        or exists(posixpath.join(run_dir, "albert_config.json"))
+    )
+    values = {} if is_google_albert else load_json(path)
+    if is_google_albert or "model_type" in values:
+        raise UserError(
+            f"{run_dir} must be a run of albert_tf",
+            received="a checkpoint of google-research/albert"
+            if is_google_albert
+            else "a Hugging Face folder",
+            remedy="Convert it first: python -m albert_tf.convert_checkpoint "
+            f"--from={run_dir} --to=RUN.",
+        )
     written_by = FinetuningConfig if "head" in values else PretrainingConfig
     if config_type is not None and config_type is not written_by:
         raise UserError(

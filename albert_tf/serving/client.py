@@ -82,15 +82,9 @@ class GrpcClient:
     """A client of TensorFlow Serving's PredictionService, at HOST:PORT."""
 
     def __init__(self, address: str, model_name: str) -> None:
-        try:
-            import grpc
-            from tensorflow_serving.apis import prediction_service_pb2_grpc
-        except ImportError as error:
-            raise UserError(
-                "tensorflow-serving-api must be installed for gRPC",
-                received=first_line(error),
-                remedy="pip install 'albert-tf[serving]', or use http://.",
-            ) from None
+        import grpc
+        from tensorflow_serving.apis import prediction_service_pb2_grpc
+
         self._address, self._model_name = address, model_name
         # Responses of `encode_text` can exceed gRPC's limit of 4 MB.
         unlimited = [("grpc.max_receive_message_length", -1)]

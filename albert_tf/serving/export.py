@@ -26,10 +26,9 @@ from albert_tf.config.task import (
 )
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
-    PARTIAL_SUFFIX,
     exists,
     load_json_if_any,
-    remove_directory,
+    new_directory,
     write_json,
 )
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
@@ -66,12 +65,18 @@ def export(config: ExportConfig) -> None:
 
     Raises:
         UserError: If the run, the checkpoint or its vocabulary does not exist
-            or does not fit, if `export_dir` holds something else, if `top_k`
-            exceeds the vocabulary, or if text signatures are requested and the
-            vocabulary or tensorflow-text is missing.
+            or does not fit, if `export_dir` exists, if `top_k` exceeds the
+            vocabulary, or if text signatures are requested and the vocabulary
+            or tensorflow-text is missing.
     """
     export_dir = config.export_dir.rstrip("/")
-    _check_replaceable(export_dir)
+    with new_directory(export_dir, "export_dir") as partial:
+        step = _export(config, partial)
+    logging.info("exported step %d to %s", step, export_dir)
+
+
+def _export(config: ExportConfig, directory: str) -> int:
+    """Writes the SavedModel, and returns the step of its checkpoint."""
     run, model, step = load_run(config.run_dir, config.checkpoint_step)
     run = run.replace(max_seq_length=_length_of_texts(config, run))
     if config.top_k > run.model.vocab_size:
@@ -111,32 +116,15 @@ def export(config: ExportConfig) -> None:
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
 
-    partial = export_dir + PARTIAL_SUFFIX
-    remove_directory(partial)
-    tf.saved_model.save(module, partial, signatures=signatures)
-    path = functools.partial(posixpath.join, partial, predict.ASSETS_DIR)
+    tf.saved_model.save(module, directory, signatures=signatures)
+    path = functools.partial(posixpath.join, directory, predict.ASSETS_DIR)
     tf.io.gfile.makedirs(path(""))
     write_json(path("albert_config.json"), run.model.to_dict())
     write_json(path(predict.SERVING_FILE), serving)
     if tokenizer:
         tf.io.gfile.copy(vocabulary, path(TOKENIZER_FILE))
     _write_warmup_requests(path("tf_serving_warmup_requests"), signatures)
-    remove_directory(export_dir)
-    tf.io.gfile.rename(partial, export_dir)
-    logging.info("exported step %d to %s", step, export_dir)
-
-
-def _check_replaceable(export_dir: str) -> None:
-    """Refuses a directory that holds anything but an earlier export."""
-    note = posixpath.join(export_dir, predict.ASSETS_DIR, predict.SERVING_FILE)
-    if not tf.io.gfile.exists(export_dir) or tf.io.gfile.exists(note):
-        return
-    if not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir):
-        raise UserError(
-            "export_dir must be new, empty, or an earlier export",
-            received=f"{export_dir}, which holds something else",
-            remedy="Choose another --export_dir.",
-        )
+    return step
 
 
 def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:

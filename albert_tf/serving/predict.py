@@ -127,6 +127,13 @@ def predict_in_parts(
     for begin in range(0, num_rows, _MAX_ROWS):
         part = {n: v[begin : begin + _MAX_ROWS] for n, v in inputs.items()}
         for name, values in client.predict(signature, part).items():
+            array = np.array(values)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise UserError(
+                    f"{signature} must return finite numbers",
+                    received=f"NaN or infinity in {name or 'its output'}",
+                    remedy="Export a checkpoint whose weights are finite.",
+                )
             outputs.setdefault(name, []).extend(values)
     return outputs
 

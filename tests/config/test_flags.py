@@ -198,6 +198,37 @@ def test_help_answers_without_tensorflow():
     assert "e.g. 0:0.1,1000000:0.0" in re.sub(r"\s+", " ", text)
 
 
+# All import TensorFlow; the last one, for a path on gs://.
+NEED_TENSORFLOW = (
+    "albert_tf.convert_checkpoint --from=models/albert_mini_en --to=a",
+    "albert_tf.export_saved_model --run_dir=models/albert_mini_en "
+    "--export_dir=a",
+    "albert_tf.predict --saved_model_dir=a --text=b",
+    "albert_tf.report --run_dirs=a --output_file=b.png",
+    "albert_tf.run_finetuning --output_dir=a",
+    "albert_tf.run_pretraining --output_dir=a "
+    "--albert_config_file=configs/models/albert_base_v2.json",
+    "data_prep.inspect_records --input_file=gs://a/b",
+)
+
+
+def test_without_tensorflow_a_command_ends_in_one_line():
+    program = "import sys; sys.modules['tensorflow'] = None\n" + HELP
+    program = program.replace(
+        '[module, "--help"], 0', "module.split(), 0; module = sys.argv[0]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *NEED_TENSORFLOW],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.count("STATUS 1") == len(NEED_TENSORFLOW)
+    for line in done.stderr.splitlines():
+        assert line.startswith("error: tensorflow must be installed. Received:")
+        assert line.endswith("pip install 'albert-tf[cpu]', or [gpu] or [tpu].")
+    assert done.stderr.count("\n") == len(NEED_TENSORFLOW)
+
+
 def run_command(body, *arguments, redirected=""):
     """Runs a command whose `main` is `body`, in its own process."""
     source = (
@@ -263,6 +294,12 @@ START = "print('started')"
             "--top_k=3",
             1,
             r"error: the disk is full: [^\n]*",
+        ),
+        (
+            "sys.modules['torch'] = None; import torch",
+            "--top_k=3",
+            1,
+            r"error: torch must be installed\..* 'albert-tf\[interop\]'\.",
         ),
         ('raise RuntimeError("broken")', "--top_k=3", 1, ".*Traceback.*broken"),
         (

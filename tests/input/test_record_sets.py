@@ -104,7 +104,19 @@ EMPTY = {"train-00000-of-00003.tfrecord": 9, "train-00001-of-00003.tfrecord": 0}
 REFUSALS = [
     ("static", {"input_file": ()}, "must name files", "none"),
     ("none", {}, "input_file must match files", "no file at /none/train"),
-    ("static", SHORT, "max_seq_length 32 and 24", "_per_seq 6 and 5"),
+    (
+        "static",
+        SHORT | {"vocab_size": 999},
+        "max_seq_length 32 and 24; vocab_size 400 and 999",
+        "_per_seq 6 and 5",
+        "Set --max_seq_length=32 --model=vocab_size="
+        f"{tiny_run.MODEL.vocab_size} --max_predictions_per_seq=6, or build",
+    ),
+    (
+        "static",
+        {"input_file": ("{static}/train",)},
+        "is a directory: give a glob, e.g. {static}/train/*.tfrecord",
+    ),
     ("bare", SHORT, "input_ids 32 and 24"),
     ("static", {"input_lanes": 2}, "3 shards, beginning with"),
     # The second of two shards, which is that of lane 1, is empty.
@@ -217,9 +229,10 @@ def test_records_that_do_not_fit_the_run_are_refused(
         ),
         **changes,
     }
-    if "eval_input_file" in changes:
-        (files,) = changes["eval_input_file"]
-        changes["eval_input_file"] = (files.format(**directories),)
+    for setting in {"input_file", "eval_input_file"} & changes.keys():
+        changes[setting] = tuple(
+            files.format(**directories) for files in changes[setting]
+        )
     config = tiny_run.make_config(directories["static"], tmp_path, **changes)
     with pytest.raises(UserError) as error:
         data = record_sets.find_training_data(config)

@@ -206,9 +206,3 @@ def test_rest_needs_no_tensorflow():
         "sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_grpc_without_its_package_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
-    with pytest.raises(UserError, match="tensorflow-serving-api must be"):
-        connect("grpc://localhost:8500", "albert")

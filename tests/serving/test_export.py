@@ -15,6 +15,7 @@ from albert_tf.config import (
     TaskConfig,
 )
 from albert_tf.errors import UserError
+from albert_tf.interop.convert import write_run as write_weights
 from albert_tf.interop.formats import make_model
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
@@ -33,7 +34,8 @@ from tests.helpers.exports import (
     write_run,
     write_task_run,
 )
-from tests.helpers.tiny_albert import VOCABULARY
+from tests.helpers.small_builds import read_files
+from tests.helpers.tiny_albert import TINY, VOCABULARY, random_weights
 
 
 def make_batch(examples, length):
@@ -215,23 +217,25 @@ def test_the_file_holds_the_graph_of_the_model_once(export_dir):
     assert len(encoders) == 1, encoders
 
 
-def test_the_step_can_be_chosen_and_replaces_an_earlier_export(
-    run_dir, tmp_path
-):
+def test_the_step_can_be_chosen_and_no_export_is_replaced(run_dir, tmp_path):
     export_dir = tmp_path / "saved_model"
     export_dir.mkdir()
     (tmp_path / "saved_model.partial").mkdir()  # of an interrupted export
-    for step in 40, 20:
-        export(
-            ExportConfig(
-                run_dir=str(run_dir),
-                export_dir=f"{export_dir}/",
-                checkpoint_step=step,
-                text_signatures=False,
-            )
-        )
-        note = export_dir / "assets.extra" / "serving.json"
-        assert json.loads(note.read_text())["step"] == step
+    config = ExportConfig(
+        run_dir=str(run_dir),
+        export_dir=f"{export_dir}/",
+        checkpoint_step=20,
+        text_signatures=False,
+    )
+    export(config)
+    before = read_files(export_dir)
+    note = json.loads((export_dir / "assets.extra/serving.json").read_text())
+    assert note["step"] == 20
+    with pytest.raises(
+        UserError, match=r"export_dir must be new.*which exists"
+    ):
+        export(dataclasses.replace(config, checkpoint_step=40))
+    assert read_files(export_dir) == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]
     bias = np.random.default_rng(20).normal(size=MODEL.vocab_size)
     restored = tf.train.load_checkpoint(str(export_dir / "variables/variables"))
@@ -436,11 +440,21 @@ def test_another_vocabulary_is_refused(run_dir, tmp_path, refused):
     refused("vocabulary of the training records", run_dir=str(run))
 
 
-def test_only_an_earlier_export_is_replaced(run_dir, tmp_path):
-    (tmp_path / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(UserError, match="new, empty, or an earlier export"):
-        export(ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path)))
-    assert (tmp_path / "thesis.txt").read_text() == "irreplaceable"
+def test_what_is_no_run_or_not_finite_is_refused(tmp_path, refused):
+    refused(
+        "a Hugging Face folder. Convert it first: python -m albert_tf.convert_",
+        run_dir="models/albert_mini_en",
+    )
+    for archive in (tmp_path / "published", tmp_path / "a.tar.gz"):
+        if not archive.suffix:
+            archive.mkdir()
+            (archive / "albert_config.json").write_text("{}")
+        refused("a checkpoint of google-research", run_dir=str(archive))
+    run = str(tmp_path / "run")
+    weights = random_weights(TINY)
+    weights.values["albert/pooler/bias"][1] = np.nan
+    write_weights(weights, run, run)
+    refused(r"step-0+ must be finite.*pooler/bias\. Choose", run_dir=run)
 
 
 def test_a_question_must_leave_room_for_its_context(tmp_path, refused):

@@ -43,13 +43,16 @@ def test_the_command_fills_masks_without_model_code(exported, served):
 
 
 class Signatures:
-    """A `Client` of a model that has these signatures and answers nothing."""
+    """A `Client` of a model that has these signatures and answers NaN."""
 
     def __init__(self, *names):
         self.names = ["serving_default", *names]
 
     def list_signatures(self):
         return self.names
+
+    def predict(self, signature, inputs):
+        return {"label": ["a"], "probabilities": [[float("nan")]]}
 
 
 # Signatures, texts, and the error.
@@ -68,6 +71,11 @@ REFUSED = [
         *("classify_text", {"text_pair": ("b",)}),
         "must be given text. Received: text, text_pair. Set --text=..., and "
         "omit --text_pair",
+    ),
+    (
+        *("classify_text", {}),
+        "classify_text must return finite numbers. Received: NaN or infinity "
+        "in probabilities.",
     ),
     ("fill_mask", {}, "Export the run again without --notext_signatures."),
     (
