@@ -33,6 +33,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -581,6 +582,11 @@ class FirstModel:
             stage["command"] = stage["command"].replace(
                 f"--num_train_steps={ENDLESS}", f"--num_train_steps={steps}"
             )
+        with open(log, errors="replace") as file:
+            for line in file:
+                # Warnings of absl, but for those of our own request to stop.
+                if re.match(r"W\d{4} ", line) and "SIGTERM" not in line:
+                    logging.warning("%s: %s", name, line.partition("] ")[2])
         stage["output"] = output
         self._save()
         return output
