@@ -83,13 +83,9 @@ REMEDIES = {
 
 
 class Row(NamedTuple):
-    """A row of the table.
+    """A row of the table: a verdict, what was found, and what to do.
 
-    Attributes:
-        verdict: OK, WARN, FAIL, or SKIP for a check that cannot run.
-        text: What was found.
-        remedy: What to do; "" prints no remedy.
-        name: Name of the row; "" for that of the check.
+    Without a name, the row has that of its check.
     """
 
     verdict: str
@@ -326,21 +322,17 @@ class _Preflight:
             posixpath.join(training.output_dir, CHECKPOINTS_DIR)
         )
         self.step = found[-1].step if found else 0
-        text = "a new run"
+        text = f"resumes from step {self.step:,}" if found else "a new run"
         if self.step >= training.num_train_steps:
             text = f"complete, at step {self.step:,}"
-        elif found:
-            text = f"resumes from step {self.step:,}"
         yield Row(OK, text)
 
     def _initial_weights(self) -> Iterator[Row]:
         """Checks that the model of `--init_checkpoint` fits the run."""
         self.initial = self.objective.initial_weights(self.data)
-        lines = ["random"]
+        lines = self.initial.describe() if self.initial else ["random"]
         if run_directory.has_checkpoints(self.config.training.output_dir):
             lines = ["from the newest checkpoint of the run"]
-        if self.initial:
-            lines = self.initial.describe()
         for line in lines:
             yield Row(OK, line)
 
@@ -502,10 +494,10 @@ def _captured_warnings() -> Iterator[list[str]]:
     messages: list[str] = []
 
     def capture(record: python_logging.LogRecord) -> bool:
-        if record.levelno < python_logging.WARNING:
-            return True
-        messages.append(record.getMessage())
-        return False
+        is_warning = record.levelno >= python_logging.WARNING
+        if is_warning:
+            messages.append(record.getMessage())
+        return not is_warning
 
     logger = logging.get_absl_logger()
     logger.addFilter(capture)

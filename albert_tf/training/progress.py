@@ -4,7 +4,7 @@ import dataclasses
 import posixpath
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -257,7 +257,7 @@ class Profiler:
     def __init__(
         self,
         config: PretrainingConfig,
-        servers: tuple[str, ...] = (),
+        servers: Sequence[str] = (),
         is_active: bool = True,
     ) -> None:
         self._steps = config.training.profiled_steps() if is_active else None

@@ -13,9 +13,6 @@ from tests.helpers.run_processes import PATIENCE_S
 class MetadataServer(http.server.ThreadingHTTPServer):
     """Answers as https://cloud.google.com/compute/docs/metadata specifies.
 
-    Args:
-        address: The address to listen at.
-
     Attributes:
         values: The values by key below `instance/`.
         flavor: The header Metadata-Flavor of the answers.
@@ -24,8 +21,8 @@ class MetadataServer(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address="localhost"):
-        super().__init__((address, 0), MetadataHandler)
+    def __init__(self):
+        super().__init__(("localhost", 0), MetadataHandler)
         self.values = {"preempted": "FALSE", "maintenance-event": "NONE"}
         self.flavor = "Google"
         self.asked = []
@@ -37,9 +34,9 @@ class MetadataServer(http.server.ThreadingHTTPServer):
 
     @classmethod
     @contextlib.contextmanager
-    def serve(cls, address="localhost"):
+    def serve(cls):
         """A server that answers while the block runs."""
-        with cls(address) as server:
+        with cls() as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield server
             server.shutdown()

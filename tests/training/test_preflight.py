@@ -193,24 +193,6 @@ def test_a_batch_above_the_number_of_records_gets_a_warning(
     assert "1 replicas x 1,000,000 rows, in 1 micro" in checks["batch"]
 
 
-def test_room_is_that_of_real_checkpoints(
-    source, tiny_records, tmp_path, capsys
-):
-    """Existing checkpoints need no room; sizes are those on the disk."""
-    shutil.copytree(source, tmp_path / "run")
-    config = tiny_run.make_config(tiny_records, tmp_path / "run")
-    checks, _ = check_all(config, capsys)
-    # Present: steps 0, 4, 8, 12 and the best. In total: the newest 5, one being
-    # written, the best.
-    assert "7 checkpoints" in checks["room"]
-    assert "5 of them present" in checks["room"]
-    size = float(re.search(r"checkpoints of ([\d.]+) kB", checks["room"])[1])
-    needed = float(re.search(r"need ([\d.]+) kB", checks["room"])[1])
-    assert needed == pytest.approx(2 * size, rel=0.01)
-    (stored,) = tmp_path.glob("run/checkpoints/step-00000012/variables.data*")
-    assert size * 1000 == pytest.approx(stored.stat().st_size, rel=0.02)
-
-
 @pytest.mark.slow
 def test_a_run_to_resume_is_not_changed(source, tiny_records, tmp_path, capsys):
     run_dir = shutil.copytree(source, tmp_path / "run")
@@ -219,6 +201,15 @@ def test_a_run_to_resume_is_not_changed(source, tiny_records, tmp_path, capsys):
     checks, status = check_all(config, capsys)
     assert status == 0
     assert "complete, at step 12" in checks["run"]
+    # Present: steps 0, 4, 8, 12 and the best. In total: the newest 5, one being
+    # written, the best. Sizes are those on the disk.
+    assert "7 checkpoints" in checks["room"]
+    assert "5 of them present" in checks["room"]
+    size = float(re.search(r"checkpoints of ([\d.]+) kB", checks["room"])[1])
+    needed = float(re.search(r"need ([\d.]+) kB", checks["room"])[1])
+    assert needed == pytest.approx(2 * size, rel=0.01)
+    (stored,) = run_dir.glob("checkpoints/step-00000012/variables.data*")
+    assert size * 1000 == pytest.approx(stored.stat().st_size, rel=0.02)
     assert "no step is left" in checks["steps"]
     assert checks["held-out records"].startswith("warn: none")
 
