@@ -75,6 +75,7 @@ from data_prep.shuffle import (
 from data_prep.text import (
     BLOCK_BYTES,
     Source,
+    check_inputs,
     describe_breaking,
     find_inputs,
     find_versions,
@@ -126,16 +127,20 @@ def build_records(config: RecordsConfig) -> None:
     output_dir = config.output_dir
     spm_model_file = shipped.find(config.spm_model_file, shipped.VOCABULARY)
     tokenizer = Tokenizer(spm_model_file, config.do_lower_case)
-    sources = find_inputs(config)
+    vocabulary = spm_model_file.removesuffix(".model")
+    written = [vocabulary + suffix for suffix in (".model", ".vocab", ".json")]
+    notes = files.list_files(posixpath.join(output_dir, NOTES_DIR), "*")
+    unfinished_path = posixpath.join(output_dir, UNFINISHED_FILE)
+    written += [*notes, unfinished_path, *_find_records(output_dir)]
+    found = find_inputs(config, written)
     # Finished records may be on a medium that is not writable.
     is_finished = files.exists(
         posixpath.join(output_dir, TRAIN, METADATA_FILE)
-    ) and not files.exists(posixpath.join(output_dir, UNFINISHED_FILE))
+    ) and not files.exists(unfinished_path)
     if not is_finished:
         _check_writable(config)
-    num_bytes = sum(source.num_bytes for source in sources)
-    with show_progress("checking inputs", num_bytes) as bar:
-        digests = [s.check_and_digest(config, bar.update) for s in sources]
+    sources = check_inputs(found, config)
+    digests = list(sources.values())
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     # Finished records stay valid with other versions of libraries, but one
     # build must not mix them.
@@ -176,6 +181,10 @@ def build_records(config: RecordsConfig) -> None:
             vocabulary = os.path.join(scratch, TOKENIZER_FILE)
             with files.open_existing(spm_model_file, "rb") as file:
                 model = file.read()
+            if sha256_of(model) != tokenizer.sha256:
+                raise UserError(
+                    f"{spm_model_file} must not change while the command runs"
+                )
             files.write_bytes(vocabulary, model)
             built = _build_shards(
                 _make_state(config, vocabulary, scratch),
@@ -187,7 +196,7 @@ def build_records(config: RecordsConfig) -> None:
             owner.check()
             if not missing:
                 _write_metadata(built, config, tokenizer, inputs_sha256, model)
-                files.remove(posixpath.join(output_dir, UNFINISHED_FILE))
+                files.remove(unfinished_path)
             _remove_notes(output_dir)
         remove_scratch(scratch, config)
     if missing:
@@ -262,7 +271,7 @@ def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
 
 def _build_shards(
     state: _State,
-    sources: Sequence[Source],
+    sources: Mapping[Source, str],
     unfinished: Artifact,
     owner: Owner,
     checksums: Mapping[Shard, str],
@@ -315,7 +324,7 @@ def _build_shards(
 
 
 def _make_units(
-    state: _State, sources: Sequence[Source], processes: Processes
+    state: _State, sources: Mapping[Source, str], processes: Processes
 ) -> None:
     """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")
@@ -331,11 +340,17 @@ def _make_units(
     with show_progress("making examples", num_bytes) as bar:
         documents = read_documents(sources, state.config, bar.update, skipped)
 
-        def tasks() -> Iterator[tuple[int, list[list[str]]]]:
+        def tasks() -> Iterator[tuple[str, str, list[list[str]]]]:
             nonlocal num_units
             for unit in group_by_size(documents, unit_size):
-                if not state.are_complete([state.unit_path(num_units)]):
-                    yield num_units, unit
+                path = state.unit_path(num_units)
+                # An interrupted build may have read other text.
+                digest = sha256_of("\n\n".join(map("\n".join, unit)).encode())
+                if not (
+                    state.are_complete([path])
+                    and files.load_json(path + ".json")["sha256"] == digest
+                ):
+                    yield path, digest, unit
                 num_units += 1
 
         for made in processes.map(make_unit, tasks()):
@@ -352,16 +367,20 @@ def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
     return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
 
 
-def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
-    """Writes the spill file of a unit, and returns its number of examples."""
-    unit, documents = task
+def make_unit(state: _State, task: tuple[str, str, list[list[str]]]) -> int:
+    """Writes the spill file of a unit, and returns its number of examples.
+
+    Args:
+        task: The path, a digest of the documents, and the documents.
+    """
+    path, digest, documents = task
     by_split, piece_counts, skipped = make_examples(
         documents, state.tokenizer, state.config
     )
-    path = state.unit_path(unit)
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, piece_counts.astype(np.uint32))
-    files.write_text(path + ".json", json.dumps({"skipped": skipped}))
+    note = {"skipped": skipped, "sha256": digest}
+    files.write_text(path + ".json", json.dumps(note))
     examples = UnmaskedExamples.concatenate(
         by_split.values(), state.spilled.dtype
     )
@@ -393,7 +412,7 @@ def _sum_units(state: _State) -> BuiltRecords:
 
 
 def _check_not_empty(
-    config: RecordsConfig, built: BuiltRecords, sources: Sequence[Source]
+    config: RecordsConfig, built: BuiltRecords, sources: Mapping[Source, str]
 ) -> None:
     """Refuses a corpus that gives no examples for a split."""
     if not built.num_examples.total():

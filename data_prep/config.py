@@ -20,16 +20,17 @@ class CorpusConfig(Config):
     input_file: tuple[str, ...] = setting(
         (),
         "Text: comma-separated files or globs, local or gs://, plain or "
-        "compressed (.gz, .bz2, .zst), e.g. corpus/*.txt.gz. In a local "
-        "path, ** matches any number of directories. Either one sentence per "
-        "line with a blank line between documents, or JSON lines; see "
+        "compressed by gzip, bzip2, xz or zstd, e.g. corpus/*.txt.gz. In a "
+        "local path, ** matches any number of directories. Either one sentence "
+        "per line with a blank line between documents, or JSON; see "
         "input_format.",
         affects="nothing",
     )
     input_format: str = setting(
         "auto",
-        "text, or jsonl: JSON lines, each with one document. auto reads "
-        ".jsonl, .ndjson and .json files as JSON lines and all others as text.",
+        "text, or jsonl: JSON lines or a list of objects, each with one "
+        "document. auto decides by the name and the first bytes of each file, "
+        "and refuses markup and tables.",
         choices=("auto", "text", "jsonl"),
     )
     tfds: str = setting(
@@ -53,7 +54,7 @@ class CorpusConfig(Config):
     text_field: str = setting(
         "text",
         "Name of the JSON field, or of the dataset's feature, that holds the "
-        "text.",
+        "text; article.body is the field body of the field article.",
     )
     sentence_breaker: str = setting(
         "none",

@@ -1,42 +1,50 @@
 """Reads text as documents of lines, in bounded memory, and breaks sentences.
 
-Text files are local or gs://, and the suffix names the compression: .gz, .bz2,
-.zst. A line, which ends at LF, CR LF or CR, is a sentence or a paragraph; a
-blank line or the end of the file ends a document. In JSON lines, each line is a
+Text files are local or gs://. Their first bytes say how they are compressed,
+and whether they are text or JSON; other formats are refused. A line, which ends
+at LF, CR LF or CR, is a sentence or a paragraph; a line without visible
+characters or the end of the file ends a document. In JSON, each object is a
 document. In TensorFlow Datasets, each element is a document.
+
+All text is read twice: `check_inputs` finds faults before the work begins, and
+`read_documents` compares what it reads with what was checked.
 """
 
 import bz2
 import codecs
+import csv
 import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
 import json
+import lzma
 import os
 import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
 import sentencex
 import zstandard
+from absl import logging
 
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line, name_faults
 from albert_tf.io import files
 from albert_tf.io.datasets import open_dataset, read_elements
 from data_prep.config import CorpusConfig
+from data_prep.processes import show_progress
 
 # Longer documents (characters) and lines (bytes) are cut. This bounds memory
 # for a book on one line and for a corpus without blank lines.
 LONGEST_DOCUMENT = 1 << 20
 
-# Longest line of JSON, in bytes. It is larger than `LONGEST_DOCUMENT`, because
-# a cut line of JSON cannot be parsed.
+# Longest JSON document, in bytes. It is larger than `LONGEST_DOCUMENT`, because
+# JSON that is cut cannot be parsed.
 _LONGEST_JSON = 1 << 26
 
 BLOCK_BYTES = 1 << 20
@@ -45,24 +53,84 @@ BLOCK_BYTES = 1 << 20
 # most.
 _STORED_BYTES = 1 << 12
 
-_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+# First bytes that decide about a format.
+_HEAD_BYTES = 1 << 16
 
 _BOM = b"\xef\xbb\xbf"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
-# UTF-16 without a byte order mark is valid UTF-8 with zero bytes, if its
-# characters are ASCII.
-_ZERO = b"\0"
-
-# Makes the decompressor of one stream. By default, zstandard refuses files of
-# zstd --long=28 to --long=31.
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),  # with its header
-    ".bz2": bz2.BZ2Decompressor,
-    ".zst": lambda: zstandard.ZstdDecompressor(
-        max_window_size=1 << 31
-    ).decompressobj(),
+# Makes the decompressor of a stream that begins with these bytes. By default,
+# zstandard refuses files of zstd --long=28 to --long=31.
+_DECOMPRESSORS: dict[bytes, tuple[str, Callable[[], Any]]] = {
+    b"\x1f\x8b": ("gz", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)),
+    b"BZh": ("bz2", bz2.BZ2Decompressor),
+    b"\xfd7zXZ\0": ("xz", lzma.LZMADecompressor),
+    **dict.fromkeys(
+        (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"),  # the second: of pzstd
+        (
+            "zst",
+            lambda: zstandard.ZstdDecompressor(
+                max_window_size=1 << 31
+            ).decompressobj(),
+        ),
+    ),
 }
+_COMPRESSED_NAME = re.compile(r"\.(gz|t?gz|bz2|xz|zstd?)$", re.IGNORECASE)
+
+_TO_JSON_LINES = (
+    "Convert it to JSON lines, e.g. with pandas: read_{}(path).to_json("
+    "'text.jsonl', orient='records', lines=True)."
+)
+
+# What begins with these bytes, and what to do with it.
+_REFUSED_FORMATS = {
+    b"\xff\xfe\0\0": ("UTF-32", "Convert it with iconv -f UTF-32 -t UTF-8."),
+    b"\0\0\xfe\xff": ("UTF-32", "Convert it with iconv -f UTF-32 -t UTF-8."),
+    **dict.fromkeys(
+        (b"\xff\xfe", b"\xfe\xff"),
+        (
+            "a UTF-16 byte order mark in line 1",
+            "Convert the file, e.g. with iconv -f UTF-16 -t UTF-8.",
+        ),
+    ),
+    b"PAR1\x15": ("Parquet", _TO_JSON_LINES.format("parquet")),
+    b"ARROW1\0": ("Arrow", _TO_JSON_LINES.format("feather")),
+    b"PK\x03\x04": ("a zip archive", "Unpack it with unzip."),
+    b"7z\xbc\xaf": ("a 7z archive", "Unpack it with 7z x."),
+    b"\x1f\x9d": ("a file of compress", "Unpack it with uncompress."),
+    b"\x04\x22\x4d\x18": ("a file of lz4", "Unpack it with lz4 -d."),
+    b"\xff\x06\0\0sNaP": ("a file of snappy", "Unpack it with snzip -d."),
+    b"%PDF-": ("PDF", "Extract its text, e.g. with pdftotext."),
+    b"{\\rtf": ("RTF", "Save it as plain text."),
+    **{
+        magic: (f"{name} in a compressed file", "Unpack it once more.")
+        for magic, (name, _) in _DECOMPRESSORS.items()
+    },
+}
+
+_JSON_NAME = re.compile(
+    r"\.(jsonl|json|ndjson)(\.(gz|bz2|xz|zstd?))?$", re.IGNORECASE
+)
+_JSON = re.compile(rb"\s*(\[\s*)?{\s*[\"}]")
+# JSON that is not JSON lines: a list, or an object on several lines.
+_JSON_VALUES = re.compile(rb"\s*(\[|{\s*\n)")
+_BETWEEN_VALUES = re.compile(r"[\s,\[\]\ufeff]*")
+
+# A tag with an attribute, alone, before a tag, or that is closed in its line.
+_MARKUP = re.compile(
+    r"<(\?|!|(\w[\w:.-]*)(\s+[\w:.-]+\s*=|[^<>]*>\s*($|<|.*</\2>)))"
+)
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+# Characters without width or ink, beyond white space.
+_INVISIBLE = "".join(
+    character
+    for character in map(chr, range(0x3001))
+    if unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp")
+) + (
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164"
+    "\ufeff\uffa0\ufff9\ufffa\ufffb" + "".join(map(chr, range(0xFE00, 0xFE10)))
+)
 
 SKIPPED_LINES = "lines that are not UTF-8"
 SKIPPED_TEXTS = "documents that are not Unicode"
@@ -77,14 +145,20 @@ Skipped = Counter[str]
 # --- documents ----------------------------------------------------------------
 
 
-def find_inputs(config: CorpusConfig) -> list["Source"]:
+def find_inputs(
+    config: CorpusConfig, written: Iterable[str] = ()
+) -> list["Source"]:
     """Returns the sources that `input_file`, sorted by path, and `tfds` name.
 
-    Of several paths of one local file, only the first is read.
+    Of several paths of one local file, only the first is read. Empty files,
+    and markers of Spark and Hadoop such as _SUCCESS, are passed over.
+
+    Args:
+        written: Files that the command itself writes; they are passed over.
 
     Raises:
-        UserError: If neither setting is given, a pattern matches no file, a
-            file is empty, or a dataset is not available.
+        UserError: If neither setting is given, a pattern matches no file, all
+            files are empty, or a dataset is not available.
     """
     if not config.input_file and not config.tfds:
         raise UserError(
@@ -101,26 +175,59 @@ def find_inputs(config: CorpusConfig) -> list["Source"]:
                 remedy=files.hint_at_directory(pattern, "*.txt"),
             )
         paths.update(matches)
+
+    def real(path: str) -> str:
+        return path if files.is_remote(path) else os.path.realpath(path)
+
     # A link is another path of its file.
     unique: dict[str, str] = {}
     for path in sorted(paths):
-        file = path if files.is_remote(path) else os.path.realpath(path)
-        unique.setdefault(file, path)
+        unique.setdefault(real(path), path)
     sources: list[Source] = []
+    passed_over = [unique.pop(p) for p in map(real, written) if p in unique]
     for path in unique.values():
-        size = files.count_bytes(path)
-        if not size:
-            raise UserError(
-                "input files must not be empty", received=f"{path}, 0 bytes"
-            )
-        sources.append(TextFile(path, size))
+        if size := files.count_bytes(path):
+            sources.append(TextFile(path, size))
+        else:
+            passed_over.append(f"{path}, 0 bytes")
+    if passed_over:
+        logging.warning(
+            "passing over %d files that are empty or not input: %s",
+            len(passed_over),
+            name_faults(passed_over),
+        )
     if config.tfds:
         sources += _find_dataset(config)
+    if not sources:
+        raise UserError(
+            "input files must not be empty", name_faults(passed_over)
+        )
     return sources
 
 
+def check_inputs(
+    sources: Sequence["Source"], config: CorpusConfig
+) -> dict["Source", str]:
+    """Reads all text once, so that a fault is reported early.
+
+    Returns:
+        The sources, in order, with a digest of the text of each.
+
+    Raises:
+        UserError: For damaged files, bytes that are not UTF-8, other formats,
+            and JSON without text. The error names file and line.
+    """
+    digests: list[str] = []
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_progress("checking inputs", num_bytes) as bar:
+        for source in sources:
+            for _ in source.read_texts(config, bar.update, Counter(), digests):
+                pass
+    return dict(zip(sources, digests, strict=True))
+
+
 def read_documents(
-    sources: Sequence["Source"],
+    sources: Mapping["Source", str],
     config: CorpusConfig,
     on_bytes: OnBytes,
     skipped: Skipped,
@@ -128,17 +235,20 @@ def read_documents(
     """Yields the stripped lines of each document; none is empty.
 
     Args:
+        sources: The sources, with what `check_inputs` returned for them.
         on_bytes: Called with the number of stored bytes of each read.
         skipped: Counter of skipped lines and documents, and of cuts, by
             reason.
 
     Raises:
-        UserError: For text that `check_and_digest` of its source refuses.
+        UserError: For text that `check_inputs` refuses, or that has changed
+            since.
     """
-    for source in sources:
+    for source, digest in sources.items():
         document: list[str] = []
         size = 0
-        for line in source.read_texts(config, on_bytes, skipped):
+        found: list[str] = []
+        for line in source.read_texts(config, on_bytes, skipped, found):
             if line:
                 if size + len(line) > LONGEST_DOCUMENT:
                     skipped[CUT_DOCUMENTS] += 1
@@ -149,17 +259,48 @@ def read_documents(
             elif document:
                 yield document
                 document, size = [], 0
+        if found != [digest]:
+            raise UserError(
+                f"{source.name} must not change while the command runs",
+                received="other text than when it was checked",
+                remedy="Run the command again once nothing writes to it, or "
+                "on a copy.",
+            )
         if document:
             yield document
 
 
+def _strip(line: str) -> str:
+    """Strips spaces; a line without visible characters is blank."""
+    line = line.strip()
+    return line if line[:1].isalnum() or line.strip(_INVISIBLE) else ""
+
+
+def _find_field(found: Any, name: str) -> Any:
+    """Returns the field `name`, or field "b" of field "a" for "a.b".
+
+    Raises:
+        KeyError: If the field does not exist.
+    """
+    if found is None:
+        return None
+    if hasattr(found, "keys"):
+        if name in found:
+            return found[name]
+        first, _, rest = name.partition(".")
+        if rest and first in found:
+            return _find_field(found[first], rest)
+    raise KeyError(name)
+
+
 def _lines_of_text(
-    text: str, where: str, config: CorpusConfig, skipped: Skipped
+    text: str | None, where: str, config: CorpusConfig, skipped: Skipped
 ) -> Iterator[str]:
     """Yields the lines of one document, and the empty line that ends it.
 
     JSON can encode unpaired surrogates; `on_bad_utf8` decides about them.
     """
+    text = text or ""  # null is a document without text
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -175,12 +316,14 @@ def _lines_of_text(
             return
         utf16 = text.encode("utf-16-le", errors="surrogatepass")
         text = utf16.decode("utf-16-le", errors="replace")
-    if not text.strip():
-        skipped[EMPTY_TEXTS] += 1
-    for line in text.split("\n"):
-        for begin in range(0, max(1, len(line)), LONGEST_DOCUMENT):
-            if part := line[begin : begin + LONGEST_DOCUMENT].strip():
+    is_empty = True
+    for line in _LINE_END.split(text):
+        for begin in range(0, len(line), LONGEST_DOCUMENT):
+            if part := _strip(line[begin : begin + LONGEST_DOCUMENT]):
+                is_empty = False
                 yield part
+    if is_empty:
+        skipped[EMPTY_TEXTS] += 1
     yield ""
 
 
@@ -212,23 +355,24 @@ def _decode(
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """A file of text or of JSON lines."""
+    """A file of text or of JSON."""
 
     name: str  # its path
     num_bytes: int  # its stored size
 
-    def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
-        """Reads the text once, so that a fault is reported early.
+    def read_texts(
+        self,
+        config: CorpusConfig,
+        on_bytes: OnBytes,
+        skipped: Skipped,
+        digests: list[str],
+    ) -> Iterator[str]:
+        """Yields stripped lines, and an empty line at the end of a document.
 
         Args:
             on_bytes: Called with the number of stored bytes of each read.
-
-        Returns:
-            A digest of the content.
-
-        Raises:
-            UserError: For a damaged file, bytes that are not UTF-8, or a line
-                that is not JSON. The error names file and line.
+            skipped: See `read_documents`.
+            digests: Receives a digest of what was read, at the end.
         """
         digest = hashlib.sha256()
 
@@ -236,106 +380,199 @@ class TextFile:
             digest.update(block)
             on_bytes(len(block))
 
-        if not self._is_json(config):
-            self._check_text(config, on_stored)
-            return digest.hexdigest()
-        for _ in self._read_json(config, on_stored, Counter()):
-            pass
-        # With --input_format=auto, the suffix decides if the same bytes are
-        # text or JSON lines.
-        return f"jsonl:{digest.hexdigest()}"
+        blocks = read_blocks(self.name, on_stored)
+        head = next(blocks, b"")
+        is_json = self._is_json(head.removeprefix(_BOM), config)
+        read = self._read_json if is_json else self._read_text
+        yield from read(head, itertools.chain([head], blocks), config, skipped)
+        # The setting decides if the same bytes are text or JSON.
+        digests.append(("jsonl:" if is_json else "") + digest.hexdigest())
 
-    def read_texts(
-        self, config: CorpusConfig, on_bytes: OnBytes, skipped: Skipped
-    ) -> Iterator[str]:
-        """Yields stripped lines, and an empty line at the end of a document."""
-        read = self._read_json if self._is_json(config) else self._read_text
-        return read(config, lambda block: on_bytes(len(block)), skipped)
+    def _is_json(self, head: bytes, config: CorpusConfig) -> bool:
+        """Whether the file holds JSON; refuses what is neither JSON nor text.
 
-    def _is_json(self, config: CorpusConfig) -> bool:
+        Args:
+            head: First bytes of the content, without a byte order mark.
+        """
+        for magic, (what, remedy) in _REFUSED_FORMATS.items():
+            if head.startswith(magic):
+                raise UserError(f"{self.name} must be UTF-8", what, remedy)
+        if head[257:262] == b"ustar":
+            raise UserError(
+                f"{self.name} must be text",
+                "a tar archive",
+                "Unpack it with tar -xf.",
+            )
         if config.input_format != "auto":
             return config.input_format == "jsonl"
-        path = self.name
-        for suffix in _DECOMPRESSORS:
-            path = path.removesuffix(suffix)
-        return path.endswith(_JSON_SUFFIXES)
-
-    def _check_text(self, config: CorpusConfig, on_stored: OnStored) -> None:
-        """Reads block by block, and by line only to report a faulty line."""
-        decode = codecs.getincrementaldecoder("utf-8")().decode
-        try:
-            for block in _read_blocks(self.name, on_stored):
-                if config.on_bad_utf8 == "error":
-                    decode(block)
-                if _ZERO in block:
-                    break
-            else:
-                decode(b"", final=True)
-                return
-        except UnicodeDecodeError:
-            pass
-        for _ in self._read_text(config, len, Counter()):
-            pass
+        if _JSON_NAME.search(self.name) or _JSON.match(head):
+            return True
+        form = _find_form(head[:_HEAD_BYTES].decode(errors="replace"))
+        if form or re.search(r"\.[ct]sv\b", self.name, re.IGNORECASE):
+            what, remedy = form or _CSV
+            raise UserError(
+                f"{self.name} must be text, or JSON lines",
+                what,
+                f"{remedy} --input_format=text reads it as text.",
+            )
+        return False
 
     def _read_text(
-        self, config: CorpusConfig, on_stored: OnStored, skipped: Skipped
+        self,
+        _head: bytes,
+        blocks: Iterator[bytes],
+        config: CorpusConfig,
+        skipped: Skipped,
     ) -> Iterator[str]:
-        for line in read_lines(self.name, on_stored, LONGEST_DOCUMENT):
+        for line in read_lines(blocks, LONGEST_DOCUMENT):
             if (text := self._decode(line, config, skipped)) is not None:
-                yield text.strip()
+                yield _strip(text)
 
     def _read_json(
-        self, config: CorpusConfig, on_stored: OnStored, skipped: Skipped
+        self,
+        head: bytes,
+        blocks: Iterator[bytes],
+        config: CorpusConfig,
+        skipped: Skipped,
     ) -> Iterator[str]:
-        for line in read_lines(self.name, on_stored, _LONGEST_JSON):
-            encoded = self._decode(line, config, skipped)
-            if not encoded or encoded.isspace():
-                continue
-            where = f"line {line.number} of {self.name}"
+        read = self._parse_lines
+        if _JSON_VALUES.match(head.removeprefix(_BOM)):
+            read = self._parse_values
+        for where, found in read(blocks, config, skipped):
             try:
-                found = json.loads(encoded)
-            except (ValueError, RecursionError) as error:
-                fault = str(error)
-                if isinstance(error, json.JSONDecodeError):
-                    fault = f"{error.msg}, at character {error.pos}"
-                raise UserError(
-                    f"{where} must be a complete JSON object: the file must be "
-                    "JSON lines, one document per line",
-                    received=fault,
-                    remedy="Convert it, e.g. a list with jq -c '.[]', or set "
-                    "--input_format=text.",
-                ) from None
-            text = None
-            if isinstance(found, dict):
-                text = found.get(config.text_field)
-            if not isinstance(text, str):
+                text = _find_field(found, config.text_field)
+            except KeyError:
+                text = False
+            if text != text:  # pandas writes NaN for null
+                text = None
+            if not (text is None or isinstance(text, str)):
                 raise UserError(
                     f'{where} must be an object with a string "'
                     f'{config.text_field}"',
-                    received=encoded[:80],
-                    remedy="Name the field by --text_field.",
+                    received=json.dumps(found, ensure_ascii=False)[:80],
+                    remedy="Name the field by --text_field, e.g. text or, of "
+                    "an object in it, article.text; or set "
+                    "--input_format=text, if it is not JSON.",
                 )
             yield from _lines_of_text(text, where, config, skipped)
+
+    def _parse_lines(
+        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields the value of each line, with its place."""
+        for line in read_lines(blocks, _LONGEST_JSON):
+            encoded = self._decode(line, config, skipped)
+            if encoded and (encoded := encoded.strip("\ufeff \t\n\r\f\v")):
+                where = f"line {line.number} of {self.name}"
+                try:
+                    yield where, _JSON_DECODER.decode(encoded)
+                except (ValueError, RecursionError) as error:
+                    raise _json_error(where, error, len(encoded)) from None
+
+    def _parse_values(
+        self, blocks: Iterator[bytes], config: CorpusConfig, _skipped: Skipped
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields the values of a list, or objects of any number of lines."""
+        errors = "replace" if config.on_bad_utf8 == "replace" else "strict"
+        decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        text, number = "", 1
+        for block in itertools.chain(blocks, [b""]):
+            begin = 0
+            try:
+                text += decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{self.name} must be UTF-8",
+                    received=f"byte 0x{error.object[error.start]:02x} after "
+                    f"line {number}",
+                    remedy="Convert the text, e.g. with iconv, or set "
+                    "--on_bad_utf8=replace.",
+                ) from None
+            while True:
+                between = _BETWEEN_VALUES.match(text, begin)
+                start = between.end() if between else begin
+                number += text.count("\n", begin, start)
+                begin = start
+                where = f"line {number} of {self.name}"
+                try:
+                    found, end = _JSON_DECODER.raw_decode(text, begin)
+                except (ValueError, RecursionError) as error:
+                    size = len(text) - begin
+                    if size and (not block or size > _LONGEST_JSON):
+                        raise _json_error(where, error, size) from None
+                    break
+                number += text.count("\n", begin, end)
+                begin = end
+                yield where, found
+            text = text[begin:]
 
     def _decode(
         self, line: "Line", config: CorpusConfig, skipped: Skipped
     ) -> str | None:
         """Returns the text of a line; None if it is skipped."""
-        if _ZERO in line.content:
-            offset = line.offset + line.content.index(_ZERO)
+        if b"\0" in line.content:
+            offset = line.offset + line.content.index(b"\0")
             raise UserError(
                 f"{self.name} must be UTF-8 without zero bytes",
                 received=f"a zero byte in line {line.number}, at byte offset "
                 f"{offset}",
                 remedy="If the file is UTF-16, convert it, e.g. with iconv -f "
-                "UTF-16LE -t UTF-8. Else remove the bytes, e.g. with tr -d "
-                "'\\000'.",
+                "UTF-16LE -t UTF-8. If it is text but for these bytes, remove "
+                "them with tr -d '\\000'. Other formats are not read.",
             )
         where = f"in line {line.number}, at byte offset"
         text = _decode(line.content, self.name, where, line.offset, config)
         if text is None:
             skipped[SKIPPED_LINES] += 1
         return text
+
+
+# Accepts tabs and other control characters in strings.
+_JSON_DECODER = json.JSONDecoder(strict=False)
+
+
+def _json_error(where: str, error: Exception, size: int) -> UserError:
+    if size > _LONGEST_JSON // 2:
+        return UserError(
+            f"{where}: a JSON document must have at most {_LONGEST_JSON} bytes",
+            received=f"{size} or more",
+            remedy="Split it into several documents.",
+        )
+    fault = str(error)
+    if isinstance(error, json.JSONDecodeError):
+        fault = f"{error.msg}, at character {error.colno - 1}"
+    return UserError(
+        f"{where} must be a complete JSON object: the file must be JSON lines, "
+        "one document per line, or a list of objects",
+        received=fault,
+        remedy="Convert it, e.g. with jq -c ., or set --input_format=text.",
+    )
+
+
+_CSV = (
+    "a table, e.g. CSV",
+    _TO_JSON_LINES.format("csv") + " Name its column by --text_field.",
+)
+
+
+def _find_form(head: str) -> tuple[str, str] | None:
+    """Returns what text is that is not prose, with a remedy."""
+    lines = [line for line in _LINE_END.split(head) if line.strip()][:40]
+    if lines and _MARKUP.match(lines[0].strip()):
+        return "markup", (
+            "Extract its text, e.g. from a dump of Wikipedia with "
+            "WikiExtractor --json."
+        )
+    for mark in "\t,;|":
+        # Rows of as many cells, of tabs or below names. The last row may be
+        # incomplete.
+        rows = list(csv.reader(lines, delimiter=mark))
+        sizes = {len(row) for row in rows[: max(2, len(rows) - 1)]}
+        is_header = bool(rows) and all(map(str.isidentifier, rows[0]))
+        is_table = len(rows) > 1 and len(sizes) == 1 and sizes != {1}
+        if is_table and (is_header or mark == "\t"):
+            return _CSV
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,37 +582,31 @@ class DatasetPart:
     name: str  # for messages, e.g. "wikipedia/20230601.en/1.0.0:train"
     num_bytes: int
     instruction: str  # to read, e.g. "train[2shard:3shard]"
-    paths: Sequence[str]
-
-    def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
-        """Returns a digest of the files, whose content is not checked."""
-        del config
-        digest = hashlib.sha256(self.instruction.encode())
-        for path in self.paths:
-            with files.open_existing(path, "rb") as file:
-                while block := file.read(BLOCK_BYTES):
-                    digest.update(block)
-                    on_bytes(len(block))
-        return digest.hexdigest()
 
     def read_texts(
-        self, config: CorpusConfig, on_bytes: OnBytes, skipped: Skipped
+        self,
+        config: CorpusConfig,
+        on_bytes: OnBytes,
+        skipped: Skipped,
+        digests: list[str],
     ) -> Iterator[str]:
         """See `TextFile.read_texts`."""
         builder = open_dataset(config.tfds, config.tfds_data_dir)
         elements = read_elements(builder, self.instruction)
         total = max(1, builder.info.splits[self.instruction].num_examples)
+        digest = hashlib.sha256()
         for number, element in enumerate(elements):
             where = f"element {number} of {self.name}"
-            text = _decode(
-                element[config.text_field], where, "at byte offset", 0, config
-            )
+            content = _find_field(element, config.text_field)
+            digest.update(b"%d:%b" % (len(content), content))
+            text = _decode(content, where, "at byte offset", 0, config)
             if text is None:
                 skipped[SKIPPED_TEXTS] += 1
             else:
                 yield from _lines_of_text(text, where, config, skipped)
             done = self.num_bytes * (number + 1) // total
             on_bytes(done - self.num_bytes * number // total)
+        digests.append(digest.hexdigest())
 
 
 Source = TextFile | DatasetPart
@@ -386,22 +617,29 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     info = open_dataset(config.tfds, config.tfds_data_dir).info
     split = config.tfds_split
     try:
-        paths = [str(path) for path in info.splits[split].filepaths]
-    except (KeyError, ValueError) as error:
+        found = info.splits[split]
+        paths = [str(path) for path in found.filepaths]
+        fault = "" if found.num_examples > 0 else "It has no examples."
+    except Exception as error:  # of the split's name or its slice
+        fault = first_line(error)
+    if fault:
         raise UserError(
-            "tfds_split must be a split of the dataset",
+            "tfds_split must be a split of the dataset, or a slice of it",
             received=split,
-            remedy=f"Its splits are {', '.join(info.splits)}. {error}",
-        ) from None
-    if (
-        config.text_field not in info.features
-        # TensorFlow Datasets declares strings as NumPy objects, kind "O".
-        or np.dtype(info.features[config.text_field].np_dtype).kind != "O"
-    ):
+            remedy=f"Its splits are {', '.join(info.splits)}. {fault}",
+        )
+    try:
+        feature = _find_field(info.features, config.text_field)
+        # TensorFlow Datasets declares strings as NumPy objects.
+        is_text = feature.shape == () and feature.np_dtype == np.object_
+    except KeyError:
+        is_text = False
+    if not is_text:
         raise UserError(
             f"text_field must be a text feature of {info.full_name}",
             received=config.text_field,
-            remedy=f"Its features are {', '.join(info.features)}.",
+            remedy="Its features are "
+            f"{', '.join(_list_fields(info.features))}.",
         )
     parts = {split: paths}
     if split in info.splits:
@@ -414,10 +652,17 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
             f"{info.full_name}:{instruction}",
             sum(map(files.count_bytes, part_paths)),
             instruction,
-            part_paths,
         )
         for instruction, part_paths in parts.items()
     ]
+
+
+def _list_fields(features: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the names of features, also of nested ones, such as "a.b"."""
+    for name in features:
+        yield prefix + name
+        if hasattr(features[name], "keys"):
+            yield from _list_fields(features[name], f"{prefix}{name}.")
 
 
 # --- lines of files -----------------------------------------------------------
@@ -431,20 +676,15 @@ class Line(NamedTuple):
     content: bytes  # without its line ending
 
 
-def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
-    """Yields the lines of a file, without a UTF-8 byte order mark.
+def read_lines(blocks: Iterable[bytes], longest: int) -> Iterator[Line]:
+    """Yields the lines of text, given in blocks, without a byte order mark.
 
     Args:
-        on_stored: Called with each block of stored (compressed) bytes.
         longest: Longest line in bytes. Longer lines are cut into parts, after
             a space if possible, else between characters.
-
-    Raises:
-        UserError: For a damaged or incomplete compressed file, and for the byte
-            order mark of UTF-16.
     """
     number, offset, rest = 1, 0, b""
-    for block in _read_blocks(path, on_stored):
+    for block in blocks:
         if not offset and not rest and block.startswith(_BOM):
             block, offset = block[len(_BOM) :], len(_BOM)
         lines = (rest + block).splitlines(keepends=True)
@@ -454,7 +694,8 @@ def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
             rest = lines.pop()
         for line in lines:
             end = offset + len(line)
-            for part in _cut(line.rstrip(b"\r\n"), longest):
+            line = line.rstrip(b"\r\n")
+            for part in [line] if len(line) <= longest else _cut(line, longest):
                 yield Line(number, offset, part)
                 offset += len(part)
             offset = end
@@ -486,45 +727,50 @@ def _cut(content: bytes, longest: int) -> Iterator[bytes]:
     yield content[begin:]
 
 
-def _read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
-    """Yields the decompressed content of a file; see `read_lines`."""
-    suffix = next(filter(path.endswith, _DECOMPRESSORS), "")
-    size = _STORED_BYTES if suffix else BLOCK_BYTES
+def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
+    """Yields the decompressed content of a file.
+
+    Args:
+        on_stored: Called with each block of stored (compressed) bytes.
+
+    Raises:
+        UserError: For a damaged or incomplete compressed file.
+    """
     with files.open_existing(path, "rb") as file:
 
-        def read() -> bytes:
+        def read(size: int) -> bytes:
             block = file.read(size)
             on_stored(block)
             return block
 
-        blocks = iter(read, b"")
-        if suffix:
-            blocks = _decompress(blocks, suffix, path)
-        for number, block in enumerate(blocks):
-            if not number and block.startswith(_UTF16_BOMS):
-                raise UserError(
-                    f"{path} must be UTF-8",
-                    received="a UTF-16 byte order mark in line 1",
-                    remedy="Convert the file, e.g. with iconv -f UTF-16 -t "
-                    "UTF-8.",
-                )
-            yield block
+        head = read(_STORED_BYTES)
+        magic = next(filter(head.startswith, _DECOMPRESSORS), b"")
+        if not magic and (name := _COMPRESSED_NAME.search(path)):
+            raise UserError(
+                f"{path} must be a complete {name[1].lower()} file",
+                received=f"{head[:8]!r} as first bytes",
+                remedy="If it is not compressed, rename it.",
+            )
+        size = _STORED_BYTES if magic else BLOCK_BYTES
+        blocks = itertools.chain([head], iter(lambda: read(size), b""))
+        yield from _decompress(blocks, magic, path) if magic else blocks
 
 
 def _decompress(
-    stored_blocks: Iterator[bytes], suffix: str, path: str
+    stored_blocks: Iterable[bytes], magic: bytes, path: str
 ) -> Iterator[bytes]:
     """Yields the content of all streams of a file, which follow each other.
 
     Unlike here, the readers of bz2 and zstandard end without an error at some
     damages of later streams.
     """
+    name, open_stream = _DECOMPRESSORS[magic]
     stream = None
     content = bytearray()
     try:
         for stored in stored_blocks:
             while stored:
-                stream = stream or _DECOMPRESSORS[suffix]()
+                stream = stream or open_stream()
                 content += stream.decompress(stored)
                 stored = b""
                 if stream.eof:
@@ -534,11 +780,13 @@ def _decompress(
                 content.clear()
         if stream is not None:
             raise EOFError("the file ended within a stream")
-    except (EOFError, zlib.error, zstandard.ZstdError, OSError) as error:
+    except (
+        *(EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError),
+    ) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise UserError(
-            f"{path} must be a complete {suffix[1:]} file", received=str(error)
+            f"{path} must be a complete {name} file", received=str(error)
         ) from None
     if content:
         yield bytes(content)

@@ -84,6 +84,7 @@ from data_prep.config import TokenizerConfig
 from data_prep.processes import show_progress
 from data_prep.text import (
     break_sentences,
+    check_inputs,
     describe_breaking,
     find_inputs,
     find_versions,
@@ -124,15 +125,13 @@ _SPACES = frozenset(
 def main(config: TokenizerConfig) -> None:
     """Trains a vocabulary, unless the model file is up to date."""
     config.require("model_prefix")
-    sources = find_inputs(config)
     model_file = config.model_prefix + ".model"
+    suffixes = ".model", ".vocab", ".json"
+    found = find_inputs(config, [config.model_prefix + s for s in suffixes])
     if not exists(model_file):
         check_writable(model_file)
-    num_bytes = sum(source.num_bytes for source in sources)
-    with show_progress("checking inputs", num_bytes) as bar:
-        digests = sorted(
-            source.check_and_digest(config, bar.update) for source in sources
-        )
+    sources = check_inputs(found, config)
+    digests = sorted(sources.values())
     # Everything that decides the bytes of the model.
     described = {
         "settings": config.result_settings(),
@@ -146,6 +145,7 @@ def main(config: TokenizerConfig) -> None:
     check_writable(model_file)
 
     skipped: collections.Counter[str] = collections.Counter()
+    num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("reading sentences", num_bytes) as bar:
         documents = read_documents(sources, config, bar.update, skipped)
         sample, held_out = _draw_sentences(config, documents, skipped)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from albert_tf.errors import UserError, first_line
+from albert_tf.io import faults
 
 
 def open_dataset(name: str, data_dir: str = "") -> Any:
@@ -36,4 +37,14 @@ def read_elements(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
     elements = builder.as_dataset(
         split=split, read_config=one_file_after_another
     )
-    return iter(tfds.as_numpy(elements))
+    try:
+        yield from tfds.as_numpy(elements)
+    except Exception as error:
+        if faults.explain(error) is not None:  # of the file system
+            raise
+        raise UserError(
+            f"{split} of {builder.info.full_name} must be readable",
+            received=first_line(error),
+            remedy="Prepare the dataset again: its files are damaged or "
+            "incomplete.",
+        ) from error

@@ -1,4 +1,5 @@
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -269,6 +270,18 @@ def test_existing_records_are_not_built_again(
     before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
     build(built, text_file, num_workers=2, overwrite=overwrite)
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
+
+
+def test_a_build_does_not_read_its_own_files(documents, tmp_path):
+    """Of an output directory, and a vocabulary, that the glob matches."""
+    (tmp_path / "a.txt").write_text(documents[0], encoding="utf-8")
+    model = shutil.copy(VOCABULARY, tmp_path / "spm.model")
+    (tmp_path / "spm.vocab").write_text("<pad>\t0\n")
+    settings = {"spm_model_file": str(model), "holdout_fraction": 0}
+    build(tmp_path / "out", tmp_path / "**", **settings)
+    before = read_files(tmp_path)
+    build(tmp_path / "out", tmp_path / "**", **settings)
+    assert read_files(tmp_path) == before
 
 
 @pytest.mark.parametrize("setting", ["output_dir", "scratch_dir"])

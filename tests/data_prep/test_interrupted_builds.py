@@ -155,6 +155,35 @@ def interrupted_at(call, function):
     return called, calls
 
 
+def unit_of(path, *_):
+    return int(pathlib.Path(path).stem)
+
+
+def test_text_that_changes_during_a_build_is_in_no_record(
+    documents, tmp_path, monkeypatch
+):
+    """Also if the build is run again with the text that was checked."""
+    path = tmp_path / "text.txt"
+    first, other = "\n\n".join(documents[:4]), "\n\n".join(documents[2:5])
+    path.write_text(first, encoding="utf-8")
+    check = builder.check_inputs
+
+    def check_and_change(*arguments):
+        checked = check(*arguments)
+        path.write_text(other, encoding="utf-8")
+        return checked
+
+    monkeypatch.setattr(builder, "check_inputs", check_and_change)
+    with pytest.raises(UserError, match=r"text\.txt must not change"):
+        build(tmp_path / "out", path, holdout_fraction=0)
+    assert not list(tmp_path.rglob("*.tfrecord"))
+    path.write_text(first, encoding="utf-8")
+    monkeypatch.undo()
+    for name in ("out", "other"):
+        build(tmp_path / name, path, holdout_fraction=0)
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "other")
+
+
 def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
     """The first build is interrupted after two of five units. A build with
     another version of Unicode, also interrupted, does not continue it."""
@@ -171,7 +200,7 @@ def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
         monkeypatch.setattr(builder, "make_unit", interrupted)
         with contextlib.suppress(KeyboardInterrupt):
             build_tfrecords.main(config)
-        assert [unit for unit, _ in tasks] == units
+        assert [unit_of(*task) for task in tasks] == units
 
 
 def test_finished_shards_are_not_written_again(
@@ -227,7 +256,7 @@ def test_spill_files_of_the_wrong_size_are_written_again(
     interrupted, tasks = interrupted_at(None, builder.make_unit)
     monkeypatch.setattr(builder, "make_unit", interrupted)
     build_tfrecords.main(config)
-    assert [unit for unit, _ in tasks] == [0]
+    assert [unit_of(*task) for task in tasks] == [0]
     other = build(tmp_path / "other", path)
     assert read_files(tmp_path / "out") == read_files(other)
 

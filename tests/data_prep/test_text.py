@@ -4,8 +4,11 @@ import bz2
 import collections
 import dataclasses
 import gzip
+import io
 import json
+import lzma
 import re
+import tarfile
 import unittest.mock
 
 import hypothesis
@@ -24,6 +27,7 @@ COMPRESS = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": zstandard.compress,
+    ".xz": lzma.compress,
 }
 
 
@@ -34,32 +38,26 @@ def read(*paths, **settings):
     """
     config = CorpusConfig(input_file=tuple(map(str, paths)), **settings)
     found = find_inputs(config)
-    checked, sizes = [], []
-    for source in found:
-        source.check_and_digest(config, checked.append)
+    sizes = []
+    sources = reader.check_inputs(found, config)
     skipped = collections.Counter()
     try:
         documents = list(
-            reader.read_documents(found, config, sizes.append, skipped)
+            reader.read_documents(sources, config, sizes.append, skipped)
         )
     except UserError as error:
         raise AssertionError("the first pass has not found it") from error
-    assert sum(sizes) == sum(checked)
+    assert sum(sizes) == sum(source.num_bytes for source in sources)
     return documents, skipped, sum(sizes)
 
 
 # --- lines --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return tmp_path_factory.mktemp("text") / "a.txt"
-
-
-def lines_of(path, content, block_bytes=1 << 20, longest=1 << 20):
-    path.write_bytes(content)
-    with unittest.mock.patch.object(reader, "BLOCK_BYTES", block_bytes):
-        return list(read_lines(str(path), len, longest))
+def lines_of(content, block_bytes, longest=1 << 20):
+    begins = range(0, len(content), block_bytes)
+    blocks = [content[begin : begin + block_bytes] for begin in begins]
+    return list(read_lines(blocks, longest))
 
 
 @hypothesis.settings(max_examples=400, deadline=None)
@@ -71,13 +69,13 @@ def lines_of(path, content, block_bytes=1 << 20, longest=1 << 20):
     ).map(b"".join),
     block_bytes=st.integers(1, 9),
 )
-def test_lines_are_those_of_a_regular_expression(path, content, block_bytes):
+def test_lines_are_those_of_a_regular_expression(content, block_bytes):
     """For every line ending, and any end of a block. Other separators of
     Unicode end no line."""
     expected = re.split(rb"\r\n|\r|\n", content)
     if not expected[-1]:
         expected.pop()
-    lines = lines_of(path, content, block_bytes)
+    lines = lines_of(content, block_bytes)
     assert [line.content for line in lines] == expected
     assert [line.number for line in lines] == list(range(1, len(lines) + 1))
     for line in lines:
@@ -92,11 +90,9 @@ def test_lines_are_those_of_a_regular_expression(path, content, block_bytes):
     block_bytes=st.integers(1, 30),
     longest=st.integers(4, 9),
 )
-def test_long_lines_are_cut_between_characters(
-    path, text, block_bytes, longest
-):
+def test_long_lines_are_cut_between_characters(text, block_bytes, longest):
     parts = {}
-    for line in lines_of(path, text.encode(), block_bytes, longest):
+    for line in lines_of(text.encode(), block_bytes, longest):
         assert len(line.content) <= longest
         line.content.decode()  # no character is cut in two
         parts.setdefault(line.number, []).append(line.content)
@@ -143,6 +139,14 @@ def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
     lines = [line for document in documents[1:] for line in document]
     assert lines == [long] * 200_000 + ["End"]
     assert num_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("name", ["a.txt", "a.GZ", "part-00000", "a.zstd"])
+def test_the_first_bytes_name_the_compression(tmp_path, suffix, name):
+    path = tmp_path / name
+    path.write_bytes(COMPRESS[suffix](b"One a.\nTwo b.\n"))
+    assert read(path)[0] == [["One a.", "Two b."]]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -250,6 +254,16 @@ def test_bad_utf8_is_named_replaced_or_skipped(tmp_path, case, compressed):
     assert (documents, skipped) == (kept, {reason: 1})
 
 
+def tar_of(name):
+    """A tar archive of a file of text."""
+    stored = io.BytesIO()
+    with tarfile.open(fileobj=stored, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.size = 7
+        archive.addfile(info, io.BytesIO(b"One a.\n"))
+    return stored.getvalue()
+
+
 # Of a file's name and content, the refusal, whatever --on_bad_utf8 says.
 UTF16 = "UTF-16 byte order mark in line 1"
 OBJECT = r"line 2 of .*must be an object with a string"
@@ -278,9 +292,46 @@ REFUSED = [
         r"line 2 of .*at character 12.*--input_format=text",
     ),
     ("a.jsonl", b'{"text": "A"}\n{"text": 7}', OBJECT),
+    ("a.jsonl", b'{"text": "A"}\n{"body": "A"}', OBJECT + ".*--text_field"),
+    ("a.json", b'[{"text": "A"},\n {"text": "B"', "line 2 of .*complete JSON"),
+    ("a.json", b'[{"text": "A"},\n {"text": 2}]', OBJECT),
     ("a.jsonl", b'{"text": "A"}\n["text"]', OBJECT),
     ("a.txt", b"", r"a.txt, 0 bytes"),
+    ("a.txt.gz", b"One a.\n", r"complete gz file.*rename it"),
+    ("a.txt.gz", gzip.compress(gzip.compress(b"A")), "Unpack it once more"),
+    ("a.tgz", gzip.compress(tar_of("a.txt")), "tar archive.*tar -xf"),
+    ("a", b"PAR1\x15\x04\x15", r"Parquet.*read_parquet.*to_json"),
+    ("a.txt", b"PK\x03\x04\x14", "zip archive.*unzip"),
+    ("a.txt", "One a.\n".encode("utf-32"), "UTF-32.*iconv"),
+    ("a", b"%PDF-1.7\nOne", "PDF.*pdftotext"),
+    ("a", b'<doc id="1" url="x">\nOne\n</doc>', "markup.*WikiExtractor --json"),
+    ("a.xml", b'\xef\xbb\xbf<?xml version="1.0"?>\n<a>', "markup"),
+    ("a", b"\n<!DOCTYPE html>\n", "markup.*--input_format=text"),
+    ("a", b"<html><body>One", "markup"),
+    ("a", b"<p>One.</p>\n", "markup"),
+    ("a", b'text,label\n"One, two",1\n', r"table.*read_csv.*--input_format"),
+    ("a", b"1\tOne a.\n2\tTwo b.\n3\tThree", "table"),
+    ("a.csv", b"One a.\n", "table"),
+    ("a", b'{"body": "A"}\n', "line 1.*--text_field.*--input_format=text"),
 ]
+# Text that only looks like another format.
+TEXTS = [
+    b"[1] The mill.\n",
+    b"{{Infobox}}\nA mill.\n",
+    b"<s> starts a text.\nAnd so on.\n",
+    b"<3 is a heart.\n",
+    b"Yes, no\nWell, yes\n",
+    b"One, two, three.\nFour, five, six.\n",
+    b"Tab\there.\nNone here.\n",
+    b"BZ is a code.\n",
+]
+
+
+@pytest.mark.parametrize("content", TEXTS)
+def test_prose_is_read_as_text(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    lines = [line.strip() for line in content.decode().splitlines()]
+    assert read(tmp_path / "a")[0] == [lines]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), REFUSED)
@@ -313,6 +364,92 @@ def test_json_lines_are_documents(tmp_path):
     assert read(packed, text_field="body")[0] == documents
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"text": "A b.\tC."}\n{"text": null}\n{"text": "D"}',
+        b'[{"text": "A b.\tC."}, {"text": NaN},\n{"text": "D"}]',
+        b'{\n "text": "A b.\tC."\n}\n{"text": null} {"text": "D"}\n',
+        b'\xef\xbb\xbf{"text": "A b.\tC."}\n\xef\xbb\xbf{"text": ""}\n'
+        b'{"text": "\\u200b\\ufeff\\r\\u200e"}\n{"text": "D"}',
+    ],
+)
+def test_forms_of_json_give_the_same_documents(tmp_path, content):
+    """JSON lines, a list, objects on several lines, byte order marks. Tabs need
+    no escape; null and invisible characters are no text."""
+    for name in ("a.json", "part-00000"):
+        (tmp_path / name).write_bytes(content)
+        documents, skipped, _ = read(tmp_path / name)
+        assert documents == [["A b.\tC."], ["D"]]
+        assert skipped == {reader.EMPTY_TEXTS: content.count(b"200b") + 1}
+
+
+def test_a_list_is_read_in_blocks(tmp_path, monkeypatch):
+    """A document may be cut between blocks, also within a character."""
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(reader, "_STORED_BYTES", 30)
+    values = [{"text": f"Zeile {i} ö [{{]}}", "n": [i]} for i in range(9)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(values, ensure_ascii=False, indent=1))
+    assert read(path)[0] == [[value["text"]] for value in values]
+    path.write_text(json.dumps(values)[:-9])
+    with pytest.raises(UserError, match=r"line 1 of .*complete JSON object"):
+        read(path)
+    path.write_text("\n" * 3 + json.dumps(values))
+    monkeypatch.setattr(reader, "_LONGEST_JSON", 20)
+    with pytest.raises(UserError, match=r"line 4 .*at most 20 bytes.*Split it"):
+        read(path)
+    path.write_text('{"text": "A"}\n{"text":"' + "b" * 50 + '"}')
+    with pytest.raises(UserError, match=r"line 2 .*at most 20 bytes.*Split it"):
+        read(path)
+
+
+def test_nested_fields_are_named_by_a_path(tmp_path):
+    path = tmp_path / "a.jsonl"
+    values = [{"a": {"b": "One."}}, {"a.b": "Two."}, {"a": None}]
+    path.write_text("\n".join(map(json.dumps, values)))
+    documents, skipped, _ = read(path, text_field="a.b")
+    assert documents == [["One."], ["Two."]]
+    assert skipped == {reader.EMPTY_TEXTS: 1}
+
+
+def test_the_same_characters_end_lines_in_text_and_in_json(tmp_path):
+    text = "A.\rB.\r\nC.\n\u200b\ufeff\nD.\x0bE"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "a.json").write_text(json.dumps({"text": text}))
+    expected = [["A.", "B.", "C."], ["D.\x0bE"]]
+    assert read(tmp_path / "a.txt")[0] == expected
+    assert read(tmp_path / "a.json")[0] == [expected[0] + expected[1]]
+
+
+def test_files_without_text_and_files_of_the_command_are_passed_over(
+    tmp_path, caplog
+):
+    """Empty parts and _SUCCESS of Spark."""
+    for name, content in (("a", "One."), ("b", ""), ("_SUCCESS", "")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "model").write_text("Two.")
+    config = CorpusConfig(input_file=(f"{tmp_path}/*",))
+    (source,) = find_inputs(config, [f"{tmp_path}/../{tmp_path.name}/model"])
+    assert source.name == f"{tmp_path}/a"
+    assert "passing over 3 files" in caplog.text
+
+
+def test_text_that_changes_after_the_check_is_refused(tmp_path):
+    """A file that is cut at a line, one that grows, one of the same length."""
+    path = tmp_path / "a.txt"
+    config = CorpusConfig(input_file=(str(path),))
+    for changed in ("One.\n\n", "One.\n\nTwo.\n\nThree.", "One.\n\nTen.\n"):
+        path.write_text("One.\n\nTwo.\n")
+        sources = reader.check_inputs(find_inputs(config), config)
+        path.write_text(changed)
+        documents = reader.read_documents(
+            sources, config, print, collections.Counter()
+        )
+        with pytest.raises(UserError, match=r"a\.txt must not change"):
+            list(documents)
+
+
 def test_inputs_are_sorted_and_each_file_is_read_once(tmp_path, monkeypatch):
     """A glob, equal paths, a link, a name with brackets, and a directory."""
     monkeypatch.chdir(tmp_path)
@@ -335,9 +472,11 @@ def test_digest_depends_on_content_and_format(tmp_path):
     for name in ("a.txt", "b.txt", "a.jsonl", "b.json", "c.txt"):
         path = tmp_path / name
         path.write_text('{"text": "One."}' if name != "c.txt" else "One.")
-        config = CorpusConfig(input_file=(str(path),))
-        (source,) = find_inputs(config)
-        digests[name] = source.check_and_digest(config, lambda num_bytes: None)
+        form = "text" if path.suffix == ".txt" else "auto"
+        config = CorpusConfig(input_file=(str(path),), input_format=form)
+        (digests[name],) = reader.check_inputs(
+            find_inputs(config), config
+        ).values()
     assert digests["a.txt"] == digests["b.txt"]
     assert digests["a.jsonl"] == digests["b.json"]
     assert len(set(digests.values())) == 3

@@ -1,5 +1,6 @@
 import collections
 import gzip
+import shutil
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from albert_tf.errors import UserError
 from data_prep import build_tfrecords
 from data_prep.config import CorpusConfig
-from data_prep.text import find_inputs, read_documents
+from data_prep.text import check_inputs, find_inputs, read_documents
 from tests.data_prep.conftest import DEMO
 from tests.helpers.small_builds import make_config as make_build
 
@@ -39,11 +40,22 @@ def prepare(directory, texts, num_shards):
                 "title": tfds.features.Text(),
                 "text": tfds.features.Text(),
                 "year": np.int64,
+                "meta": {"body": tfds.features.Text()},
+                "parts": tfds.features.Sequence(tfds.features.Text()),
             }
         ),
         split_datasets={
             "train": [
-                (i, {"title": str(i), "text": text, "year": i})
+                (
+                    i,
+                    {
+                        "title": str(i),
+                        "text": text,
+                        "year": i,
+                        "meta": {"body": text},
+                        "parts": [text],
+                    },
+                )
                 for i, text in enumerate(texts)
             ]
         },
@@ -68,11 +80,11 @@ def make_config(data_dir, **settings):
 def read(config, skipped=None):
     sources = find_inputs(config)
     sizes = []
-    digests = [s.check_and_digest(config, lambda _: None) for s in sources]
+    checked = check_inputs(sources, config)
     skipped = collections.Counter() if skipped is None else skipped
-    documents = list(read_documents(sources, config, sizes.append, skipped))
+    documents = list(read_documents(checked, config, sizes.append, skipped))
     assert sum(sizes) == sum(source.num_bytes for source in sources)
-    return documents, digests
+    return documents, list(checked.values())
 
 
 def test_each_element_is_a_document(articles, data_dir):
@@ -89,6 +101,8 @@ def test_each_element_is_a_document(articles, data_dir):
     assert abs(len(half) - len(articles) / 2) <= 1
     _, others = read(make_config(data_dir, tfds_split="train[:40%]"))
     assert set(of_half).isdisjoint(others)
+    nested, _ = read(make_config(data_dir, text_field="meta.body"))
+    assert nested == documents
     titles, _ = read(make_config(data_dir, text_field="title"))
     assert sorted(int(t) for (t,) in titles) == list(range(len(articles)))
 
@@ -101,11 +115,32 @@ def test_each_element_is_a_document(articles, data_dir):
         ({"tfds_split": "test"}, "tfds_split must be.*test.*train"),
         ({"text_field": "body"}, "text_field must be.*body.*title"),
         ({"text_field": "year"}, "text_field must be.*year.*title"),
+        ({"text_field": "meta"}, r"text_field must be.*meta\.body"),
+        ({"text_field": "parts"}, "text_field must be.*parts.*title"),
+        ({"tfds_split": "train[:0]"}, "tfds_split must be.*no examples"),
+        ({"tfds_split": "train[9:2]"}, "tfds_split must be.*no examples"),
+        ({"tfds_split": "train["}, r"tfds_split must be.*train\["),
     ],
 )
 def test_unknown_names_are_refused(data_dir, settings, expected):
     with pytest.raises(UserError, match=f"(?s){expected}"):
         read(make_config(data_dir, **settings))
+
+
+def test_a_damaged_or_changed_dataset_is_refused(tmp_path):
+    builder = prepare(tmp_path, ["One.", "Two.", "Three."] * 9, 1)
+    config = make_config(tmp_path)
+    checked = check_inputs(find_inputs(config), config)
+    (path,) = builder.info.splits["train"].filepaths
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"train.* of tiny_.*corrupted.*again"):
+        read(config)
+    prepare(tmp_path / "other", ["One.", "Two.", "Six!!!"] * 9, 1)
+    shutil.copy(next((tmp_path / "other").rglob("*tfrecord*")), path)
+    with pytest.raises(UserError, match=r"tiny_.* must not change"):
+        list(read_documents(checked, config, print, collections.Counter()))
 
 
 def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(tmp_path):

@@ -11,6 +11,7 @@ import dataclasses
 import gzip
 import io
 import json
+import lzma
 import math
 import pathlib
 import shutil
@@ -33,7 +34,7 @@ from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoint_files
 from albert_tf.runs.rollback import Rollback, Rollbacks
-from data_prep.text import read_lines
+from data_prep.text import read_blocks, read_lines
 from tests.helpers.conversion import write_published
 from tests.helpers.google_albert_graph import CONFIG
 from tests.helpers.tiny_albert import random_weights
@@ -161,6 +162,7 @@ PACK = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": zstandard.compress,
+    ".xz": lzma.compress,
 }
 
 
@@ -169,7 +171,9 @@ def test_changed_text_is_read_or_refused(suffix, tmp_path):
     path = tmp_path / f"corpus{suffix}"
     text = "Ein Satz.\r\nΣigma\n\n\ufeffend".encode() * 40
     path.write_bytes(PACK[suffix](text))
-    fuzz_file(path, 250, lambda: list(read_lines(str(path), len, 99)))
+    fuzz_file(
+        path, 250, lambda: list(read_lines(read_blocks(str(path), len), 99))
+    )
 
 
 def test_text_that_expands_is_read_in_bounded_memory(tmp_path):
@@ -179,7 +183,8 @@ def test_text_that_expands_is_read_in_bounded_memory(tmp_path):
     tracemalloc.start()
     try:
         num_bytes = sum(
-            len(line.content) for line in read_lines(str(path), len, 1 << 20)
+            len(line.content)
+            for line in read_lines(read_blocks(str(path), len), 1 << 20)
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
