@@ -27,6 +27,7 @@ _MODULES = {
     "albert_tf.config": (
         "DataConfig",
         "DistributionConfig",
+        "FinetuningConfig",
         "InitializationConfig",
         "ModelConfig",
         "OptimizerConfig",
@@ -38,7 +39,13 @@ _MODULES = {
     "albert_tf.modeling.backbone": ("AlbertBackbone",),
     "albert_tf.modeling.models": ("AlbertPretrainer",),
     "albert_tf.records.tokenization": ("ModelInputs", "Tokenizer", "encode"),
-    "albert_tf.training.train": ("train",),
+    "albert_tf.library": (
+        "TrainingResult",
+        "embed",
+        "fill_mask",
+        "recipe",
+        "train",
+    ),
 }
 _MODULE_OF = {
     name: module for module, names in _MODULES.items() for name in names

@@ -56,14 +56,24 @@ def attention(
     Reference:
         [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
-    q = split_heads(add_bias(*query), num_heads)
-    k = split_heads(add_bias(*key), num_heads)
     v = split_heads(add_bias(*value), num_heads)
-    scores = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
-    scores = add_to_scores(scores / math.sqrt(q.shape[-1]), attention_bias)
-    probabilities = tf.nn.softmax(scores)
+    probabilities = _probabilities(query, key, attention_bias, num_heads)
     context = tf.matmul(tf.cast(masks.apply(probabilities), v.dtype), v)
     return join_heads(context)
+
+
+def _probabilities(
+    query: tuple[tf.Tensor, tf.Tensor],
+    key: tuple[tf.Tensor, tf.Tensor],
+    attention_bias: AttentionBias,
+    num_heads: int,
+) -> tf.Tensor:
+    """`softmax(Q K^T / sqrt(size) + bias)`; see `attention`."""
+    q = split_heads(add_bias(*query), num_heads)
+    k = split_heads(add_bias(*key), num_heads)
+    scores = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
+    scores = add_to_scores(scores / math.sqrt(q.shape[-1]), attention_bias)
+    return tf.nn.softmax(scores)
 
 
 class _HeadsProjection(Projection):
@@ -175,4 +185,18 @@ class SelfAttention(keras.layers.Layer):
             dropout=dropout,
             site=site + 1,
             target=target,
+        )
+
+    def probabilities(
+        self, hidden: tf.Tensor, attention_bias: AttentionBias
+    ) -> tf.Tensor:
+        """float32, `(batch, heads, length, length)`, without dropout.
+
+        `[b, h, i, j]` is the weight of position j for position i.
+        """
+        return _probabilities(
+            self.query(hidden),
+            self.key(hidden),
+            attention_bias,
+            self.config.num_attention_heads,
         )

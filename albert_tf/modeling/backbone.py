@@ -123,11 +123,7 @@ class Encoder(keras.layers.Layer):
         Returns:
             Compute dtype, `(batch, length, H)`, or `(batch, outputs, H)`.
         """
-        hidden = tf.cast(embedded, self.compute_dtype)
-        if self.projection is not None:
-            hidden = target.fastest(add_bias)(
-                *self.projection(hidden, target=target)
-            )
+        hidden = self.project(embedded, target)
 
         def apply_block(index: int, hidden: tf.Tensor) -> tf.Tensor:
             attention, feed_forward = self.blocks[index]
@@ -152,6 +148,17 @@ class Encoder(keras.layers.Layer):
             if self.remat:
                 block = target.fastest(remat)(block)
             hidden = block(hidden)
+        return hidden
+
+    def project(
+        self, embedded: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tf.Tensor:
+        """The input of the first block: compute dtype, `(batch, length, H)`."""
+        hidden = tf.cast(embedded, self.compute_dtype)
+        if self.projection is not None:
+            hidden = target.fastest(add_bias)(
+                *self.projection(hidden, target=target)
+            )
         return hidden
 
 
@@ -182,6 +189,20 @@ class BackboneOutputs(NamedTuple):
 
     sequence_output: tf.Tensor
     pooled_output: tf.Tensor | None
+
+
+class LayerOutputs(NamedTuple):
+    """What `AlbertBackbone.layer_outputs` returns, without dropout.
+
+    Attributes:
+        hidden_states: Compute dtype, `(batch, length, H)`: the input of the
+            first block, and the output of each.
+        attentions: float32, `(batch, heads, length, length)` for each block.
+            `[b, h, i, j]` is the weight of position j for position i.
+    """
+
+    hidden_states: list[tf.Tensor]
+    attentions: list[tf.Tensor]
 
 
 @keras.saving.register_keras_serializable("albert_tf")
@@ -313,6 +334,23 @@ class AlbertBackbone(keras.layers.Layer):
         else:
             first_tokens = hidden[:, :num_pooled]
         return BackboneOutputs(sequence_output, self.pooler(first_tokens))
+
+    def layer_outputs(
+        self,
+        input_ids: tf.Tensor,
+        input_mask: tf.Tensor,
+        segment_ids: tf.Tensor,
+    ) -> LayerOutputs:
+        """Hidden states and attention of each block; arguments as in `call`."""
+        bias = attention_bias(tf.convert_to_tensor(input_mask), False)
+        embedded = self.embeddings(input_ids, segment_ids, None)
+        hidden = self.encoder.project(embedded)
+        outputs = LayerOutputs([hidden], [])
+        for attention, feed_forward in self.encoder.blocks:
+            outputs.attentions.append(attention.probabilities(hidden, bias))
+            hidden = feed_forward(attention(hidden, bias))
+            outputs.hidden_states.append(hidden)
+        return outputs
 
     def _num_pooled(self, cls_positions: tf.Tensor | None) -> int:
         """Number of positions that the pooler reads of each row."""

@@ -15,7 +15,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sentencepiece
@@ -250,6 +250,39 @@ class Tokenizer:
                 after = self._without_word_mark(after)
             ids += [MASK_ID, *after]
         return ids
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        text_pairs: str | Sequence[str] | None = None,
+        max_seq_length: int = 512,
+    ) -> "ModelInputs":
+        """The inputs of a model, as the function `encode` makes them."""
+        return encode(self, texts, text_pairs, max_seq_length)
+
+    def decode(self, ids: Any) -> Any:
+        """The text of token ids, or of each row of them.
+
+        It leaves out [CLS], [SEP] and padding.
+
+        Example:
+            >>> tokenizer = Tokenizer("albert_mini_en")
+            >>> inputs = tokenizer.encode(["It is [MASK].", "Run"])
+            >>> tokenizer.decode(inputs.input_ids)
+            ['it is [MASK].', 'run']
+        """
+        if np.ndim(ids) > 1:
+            return [self.decode(row) for row in ids]
+        text, part = "", list[int]()
+        for i in [*map(int, ids), MASK_ID]:
+            if i == MASK_ID:
+                words = self._model.decode(part)
+                is_word = bool(part) and self._pieces[part[0]][:1] == WORD_MARK
+                text += f"{' ' * is_word}{words} {MASK_PIECE}"
+                part = []
+            elif i not in (PAD_ID, CLS_ID, SEP_ID):
+                part.append(i)
+        return text.removesuffix(MASK_PIECE).strip()
 
     def split_comma(
         self, piece_id: int, begin: int, end: int

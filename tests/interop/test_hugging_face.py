@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from albert_tf.errors import UserError
-from albert_tf.interop import hugging_face
+from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.convert import compare
 from albert_tf.interop.hugging_face import (
     CONFIG_FILE,
@@ -20,6 +20,7 @@ from albert_tf.interop.hugging_face import (
     WEIGHTS_FILE,
 )
 from albert_tf.interop.weight_names import list_weights
+from albert_tf.io import shipped
 from tests.helpers.conversion import assert_same, change_json
 from tests.helpers.tiny_albert import HEADS, TINY, VOCABULARY, random_weights
 
@@ -508,3 +509,35 @@ def test_missing_weights_that_transformers_would_initialize_are_refused(folder):
     change_tensors(directory, {"predictions.dense.bias": None})
     with pytest.raises(UserError, match=r"missing_keys: predictions.dense"):
         compare(weights, str(directory))
+
+
+@pytest.mark.interop
+def test_hidden_states_and_attentions_are_those_of_transformers():
+    """Of each layer of the released model, for a batch with padding."""
+    import torch
+    import transformers
+
+    model, tokenizer = formats.load("albert_mini_en")
+    inputs = tokenizer.encode(["It was dark inside.", "Run"], ["He saw", "!"])
+    theirs = transformers.AlbertModel.from_pretrained(
+        shipped.find("albert_mini_en", shipped.MODEL),
+        attn_implementation="eager",
+    )(
+        torch.tensor(inputs.input_ids),
+        attention_mask=torch.tensor(inputs.input_mask),
+        token_type_ids=torch.tensor(inputs.segment_ids),
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+    ours = model.backbone.layer_outputs(*inputs)
+    tokens = inputs.input_mask.astype(bool)
+    pairs = [*zip(ours.hidden_states, theirs.hidden_states, strict=True)]
+    pairs += zip(
+        [np.swapaxes(a, 1, 2) for a in ours.attentions],
+        [a.transpose(1, 2) for a in theirs.attentions],
+        strict=True,
+    )
+    assert len(pairs) == 9
+    for our, their in pairs:
+        expected = their.detach().numpy()[tokens]
+        np.testing.assert_allclose(np.asarray(our)[tokens], expected, atol=2e-5)

@@ -12,7 +12,6 @@ import pytest
 
 import albert_tf
 from albert_tf.interop.hugging_face import tokenizer_files
-from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,7 +48,9 @@ def read_example():
 
 
 @pytest.mark.slow
-def test_the_documented_example_runs(tiny_records, tmp_path, monkeypatch):
+def test_the_documented_example_runs(
+    tiny_records, tmp_path, monkeypatch, capsys
+):
     """On a run that has trained two steps."""
     from albert_tf.runs.trained_model import load_run
     from tests.helpers import tiny_run
@@ -60,25 +61,49 @@ def test_the_documented_example_runs(tiny_records, tmp_path, monkeypatch):
         num_train_steps=2,
         eval_input_file=(),
     )
-    assert albert_tf.train(config) == 0
-    example = read_example()
-    assert len(example.splitlines()) <= 6
+    result = albert_tf.train(config)
+    assert result.status == 0
+    err = capsys.readouterr().err
+    assert "2/2" in err and "loss" in err and "strategy" not in err
+    assert result.metrics.of("train")["step"][-1] == 2
+    assert "<th>masked_lm_loss</th>" in result.metrics._repr_html_()
+    assert result.plot("masked_lm_loss").startswith(b"\x89PNG")
+    assert "step 2, loss" in repr(result)
+
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(example, names)
-
+    exec(read_example(), names)
     length = names["inputs"].input_ids.shape[1]
     assert names["sequence_output"].shape == (1, length, 16)
-    embedding = names["pooled_output"].numpy()
-    assert embedding.shape == (1, 16)
+    (mask,) = names["masks"]
+    assert len(mask) == 5 and 0 < sum(mask.values()) < 1
+    # The mean of the tokens of each text, whatever the other one.
+    inputs = names["tokenizer"].encode("Rome burns.")
+    hidden = names["model"].backbone(*inputs).sequence_output
+    mean = np.asarray(hidden)[0].mean(0)
+    np.testing.assert_allclose(names["embeddings"][1], mean, atol=1e-6)
+    assert np.abs(names["embeddings"][0] - mean).max() > 1e-3
+
+    states, attentions = names["hidden_states"], names["attentions"]
+    assert len(states) == len(attentions) + 1 == 3
+    np.testing.assert_allclose(states[-1], names["sequence_output"], atol=1e-6)
+    np.testing.assert_allclose(np.sum(attentions[0], -1), 1, atol=1e-6)
     _, trained, step = load_run(config.training.output_dir)
     assert step == 2
-    _, pooled = trained.backbone(*names["inputs"])
-    np.testing.assert_allclose(embedding, pooled, atol=1e-6)
-    # Another sentence has another embedding.
-    other = albert_tf.encode(names["tokenizer"], ["Rome burns."])
-    _, pooled = trained.backbone(*other)
-    assert np.abs(embedding - pooled.numpy()).max() > 1e-5
+    pooled = trained.backbone(*names["inputs"]).pooled_output
+    np.testing.assert_allclose(names["pooled_output"], pooled, atol=1e-6)
+
+
+def test_recipes_load_and_change():
+    config = albert_tf.recipe("mini_en_16", num_hidden_layers=5, seed=8)
+    assert config.model.num_hidden_layers == 5
+    assert (config.training.seed, config.data.max_seq_length) == (8, 16)
+    task = albert_tf.recipe("mnli", output_dir="runs/mnli")
+    assert (task.task.task, task.training.output_dir) == ("mnli", "runs/mnli")
+    with pytest.raises(albert_tf.UserError, match="name of a recipe"):
+        albert_tf.recipe("no_recipe")
+    with pytest.raises(TypeError):
+        albert_tf.recipe("mini_en_16", no_setting=1)
 
 
 def test_the_released_tokenizer_is_what_an_export_writes():
@@ -97,14 +122,12 @@ def test_the_released_model_fills_a_mask():
     """With a word that fits: it has learned English, not token frequencies."""
     model, tokenizer = albert_tf.load(str(ROOT / "models" / "albert_mini_en"))
     text = "He was one of the [MASK] important scientists of his time."
-    ids = [CLS_ID, *tokenizer.encode_with_masks(text), SEP_ID]
-    outputs = model(
-        {
-            "input_ids": np.array([ids]),
-            "input_mask": np.ones([1, len(ids)], int),
-            "segment_ids": np.zeros([1, len(ids)], int),
-            "masked_lm_positions": np.array([[ids.index(MASK_ID)]]),
-        }
+    (first, *_), _ = albert_tf.fill_mask(
+        model, tokenizer, f"{text} It is [MASK].", top_k=2
     )
-    best = int(np.argmax(outputs["mlm_logits"][0, 0]))
-    assert tokenizer.id_to_piece(best) == "▁most"
+    assert first == "▁most"
+    assert tokenizer.decode(tokenizer.encode(text).input_ids) == [
+        text.lower().replace("mask", "MASK")
+    ]
+    with pytest.raises(albert_tf.UserError, match=r"must contain \[MASK\]"):
+        albert_tf.fill_mask(model, tokenizer, "He was.")
