@@ -74,6 +74,7 @@ setup(
     },
     install_requires=[
         "absl-py>=2.1",
+        "fonttools>=4.55",  # the scripts of Unicode 16 or later
         "google-crc32c>=1.5",  # the checksums of TFRecord files
         "keras>=3.12,<4",
         "matplotlib>=3.8",

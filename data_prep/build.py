@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import glob
 import hashlib
+import importlib.metadata
 import json
 import os
 import posixpath
@@ -40,6 +41,7 @@ from albert_tf.io import files, shipped
 from albert_tf.io.artifact import Artifact, Owner, check_writable, own
 from albert_tf.records.features import (
     METADATA_FILE,
+    SCHEMA_VERSION,
     TOKENIZER_FILE,
     UNFINISHED_FILE,
     read_metadata,
@@ -64,7 +66,9 @@ from data_prep.shards import (
     choose_shards,
     describe_split,
     find_finished,
+    judge_use,
     list_shards,
+    measure_use,
     write_shard,
 )
 from data_prep.shuffle import (
@@ -84,7 +88,7 @@ from data_prep.text import (
 
 # By sentence objective; increased when the same text and settings give other
 # examples. The digest of a build contains it as "schema_version".
-_EXAMPLES_VERSION = {"sop": 2, "nsp": 3, "none": 2}
+_EXAMPLES_VERSION = {"sop": 3, "nsp": 4, "none": 3}
 
 # Bounds of the size of a unit, in characters of text. Between them, the number
 # of units is enough to keep many processes busy.
@@ -95,6 +99,9 @@ _TARGET_NUM_UNITS = 256
 # Largest number of characters of a unit with all its copies. Memory holds up to
 # three copies of their tokens, at two bytes per token.
 _LARGEST_COPIES = 64 << 20
+
+# Number of characters after which the vocabulary is judged.
+_FIRST_CHARACTERS = 4 << 20
 
 # Kinds of spill files, each in a directory of its name.
 _UNITS, _DUPLICATES = "units", "duplicates"
@@ -145,6 +152,7 @@ def build_records(config: RecordsConfig) -> None:
     # Finished records stay valid with other versions of libraries, but one
     # build must not mix them.
     versions = find_versions(config)
+    versions["fonttools"] = importlib.metadata.version("fonttools")
     key = sha256_of(json.dumps([inputs_sha256, digests, versions]).encode())
     scratch = os.path.join(find_scratch_parent(config), key)
     packing = config.packing_settings()
@@ -156,6 +164,7 @@ def build_records(config: RecordsConfig) -> None:
             **config.result_settings(),
             **packing,
             "vocabulary_sha256": tokenizer.sha256,
+            "schema_version": SCHEMA_VERSION,
             **versions,
         },
         overwrite=config.overwrite,
@@ -353,12 +362,40 @@ def _make_units(
                     yield path, digest, unit
                 num_units += 1
 
-        for made in processes.map(make_unit, tasks()):
+        num_first = -(-_FIRST_CHARACTERS // unit_size)
+        for number, made in enumerate(processes.map(make_unit, tasks()), 1):
             num_examples += made
             bar.set_postfix(examples=num_examples, refresh=False)
+            if number == num_first:
+                _judge_vocabulary(state)
+    if num_units < num_first:
+        _judge_vocabulary(state)
     files.write_text(
         finished_path, json.dumps({"units": num_units, "skipped": skipped})
     )
+
+
+def _judge_vocabulary(state: _State) -> None:
+    """Logs how the vocabulary suits the text of the units made so far."""
+    paths = state.spill_files(_UNITS)
+    counts = sum(
+        (np.load(path + ".token_counts.npy") for path in paths),
+        np.zeros(state.tokenizer.vocab_size, np.int64),
+    )
+    use = measure_use(counts, state.tokenizer)
+    logging.info(
+        "the first %d tokens of the text: %s",
+        counts.sum(),
+        ", ".join(f"{value:.2%} {name}" for name, value in use.items()),
+    )
+    if faults := judge_use(counts, state.tokenizer):
+        logging.warning(
+            "the vocabulary does not suit the text: %s. Check "
+            "--do_lower_case=%s, or train a vocabulary on this text with "
+            "`python -m data_prep.train_tokenizer`.",
+            faults,
+            str(state.tokenizer.do_lower_case).lower(),
+        )
 
 
 def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:

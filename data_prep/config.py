@@ -296,9 +296,9 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         return {n: v for n, v in values.items() if n not in _PACKING_SETTINGS}
 
     def packing_settings(self) -> dict[str, Any]:
-        """The settings that pack examples into rows; None without effect."""
+        """The settings that pack examples into rows."""
         packs = self.packing != "none"
-        size = self.max_examples_per_row if packs else None
+        size = self.max_examples_per_row if packs else 1
         return dict(zip(_PACKING_SETTINGS, (self.packing, size), strict=True))
 
 

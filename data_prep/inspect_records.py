@@ -35,6 +35,7 @@ from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import (
     MASK_ID,
     METADATA_FILE,
+    SCHEMA_VERSION,
     SENTENCE_LABEL,
     SEP_ID,
     TOKENIZER_FILE,
@@ -55,6 +56,7 @@ from data_prep.inspection import (
     read_lists,
 )
 from data_prep.processes import Processes, count_workers, show_progress
+from data_prep.shards import MAX_USE
 
 _SHARDS = "*.tfrecord"
 
@@ -95,7 +97,8 @@ class RecordSet:
             metadata.
         statistics: Of the rows without faults; see `ShardReport`.
         num_faults: Number of faults of files and records.
-        num_failed: Number of lines of the table that fail.
+        num_failed, num_warnings: Numbers of lines of the table that fail, and
+            that warn.
 
     Raises:
         UserError: If the metadata or `spm_model_file` is unreadable, or if
@@ -108,7 +111,7 @@ class RecordSet:
         self.directory = directory
         self.shards = shards
         self.statistics: dict[str, Any] = {}
-        self.num_faults = self.num_failed = 0
+        self.num_faults = self.num_failed = self.num_warnings = 0
         self._file_faults: list[str] = []
         self._record_faults: list[str] = []
         self._table = [("", "", "found", "expected")]
@@ -119,8 +122,10 @@ class RecordSet:
         shape = self._metadata or _learn_metadata(shards, self.tokenizer)
         # The worker processes need no lists of files.
         self.shape = dataclasses.replace(shape, shards={}, checksums={})
-        starts_word = self.tokenizer.starts_word if self.tokenizer else None
-        self.rules: Rules = self.shape, starts_word
+        words = self.tokenizer.words if self.tokenizer else None
+        if self._metadata and self._metadata.schema_version < SCHEMA_VERSION:
+            words = None  # of another rule
+        self.rules: Rules = self.shape, words
         self._check_files()
 
     def _refuse(self, name: str, what: str) -> None:
@@ -280,7 +285,16 @@ class RecordSet:
         unknown = num_unknown / max(1, num_text)
         capacity = num_rows * shape.max_seq_length
         self._note("examples per record", f"{num_examples / num_rows:.2f}")
-        self._note("fraction <unk>", f"{unknown:.2%}")
+        usual = MAX_USE["unknown"]
+        expected = f"up to {usual:.0%}; the vocabulary does not suit the text"
+        self._note("fraction <unk>", f"{unknown:.2%}", expected)
+        if unknown > usual:
+            self.num_warnings += 1
+            self._table[-1] = "WARN", *self._table[-1][1:]
+        if self.rules[1] is not None and metadata is None:
+            found = f"{statistics['num_other_boundaries']:,} tokens"
+            expected = "those of digits and of scripts other than Latin"
+            self._note("other token_boundary than here", found, expected)
         self._note("positions filled", f"{num_tokens / capacity:.2%}")
 
     def print(self, max_faults: int) -> None:
@@ -329,7 +343,10 @@ def main(config: InspectConfig) -> int:
             f"{num_faults} faults"
         )
         return 1
-    print("all checks passed")
+    if num_warnings := sum(records.num_warnings for records in sets):
+        print(f"passed, but {num_warnings} lines of the table warn (WARN)")
+    else:
+        print("all checks passed")
     return 0
 
 

@@ -32,14 +32,15 @@ from albert_tf.records.features import (
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
+from albert_tf.records.word_boundaries import WordBoundaries
 
 # Tokens of a batch; an array of this size fits the caches of the processor.
 _TOKENS_PER_BATCH = 1 << 17
 
 
 # The rules for a record: the metadata of its set, with 0 and "" for what is
-# unknown; and the pieces that begin a word, bool, `(vocab_size,)`, or None.
-Rules: TypeAlias = tuple[RecordsMetadata, np.ndarray | None]
+# unknown; and where words begin, or None if this is not checked.
+Rules: TypeAlias = tuple[RecordsMetadata, WordBoundaries | None]
 
 
 # --- a shard -----------------------------------------------------------------
@@ -106,7 +107,7 @@ def _inspect_once(path: str, rules: Rules, max_faults: int) -> ShardReport:
             ]
             del report.faults[max_faults:]
             report.num_faults += len(faults)
-            add(report.statistics, _count_rows(rows, metadata))
+            add(report.statistics, _count_rows(rows, rules))
         while file.read(1 << 20):  # beyond a damaged length
             pass
     report.sha256 = file.digest.hexdigest()
@@ -126,16 +127,19 @@ class _DigestedFile:
         return block
 
 
-def _count_rows(
-    rows: "CheckedRows", metadata: RecordsMetadata
-) -> dict[str, Any]:
-    """Counts examples, and those with label 1; the others are int64 arrays.
+def _count_rows(rows: "CheckedRows", rules: Rules) -> dict[str, Any]:
+    """Counts examples, those with label 1, and boundaries by another rule.
+
+    The others are int64 arrays:
 
     - replacements, `(3,)`: masked tokens that show `[MASK]`, the original
       token, another token;
     - row_lengths, `(max_seq_length + 1,)`: rows by number of tokens;
     - tokens, `(vocab_size,)`: occurrences of each id before masking.
     """
+    metadata, words = rules
+    boundaries = rows.features["token_boundary"]
+    expected = boundaries if words is None else words.find(rows.restored)
     is_token = rows.features["input_mask"] > 0
     shown = rows.features["input_ids"][rows.is_masked]
     is_mask = shown == MASK_ID
@@ -145,6 +149,7 @@ def _count_rows(
     tokens = rows.restored[is_token]
     return {
         "num_examples": int(rows.features["input_mask"].max(axis=1).sum()),
+        "num_other_boundaries": int((boundaries != expected).sum()),
         "num_label": int(rows.features[SENTENCE_LABEL].sum()),
         "replacements": np.array([kind.sum() for kind in kinds]),
         "row_lengths": np.bincount(is_token.sum(axis=1), minlength=size),
@@ -305,7 +310,7 @@ class _Check:
         self.faults: dict[int, str] = {}
         self.is_faulty = np.zeros(len(features["input_ids"]), bool)
         self._features = features
-        self._metadata, self._starts_word = rules
+        self._metadata, self._words = rules
         self._has_metadata = self._metadata.masked_lm_prob > 0
         numbers = features["input_mask"]
         num_tokens = np.count_nonzero(numbers, axis=1).clip(1)
@@ -401,11 +406,8 @@ class _Check:
         self._within("token_boundary", 0, 1)
         if not self._has_metadata:
             return
-        if self._starts_word is not None:
-            starts_word = self._starts_word.copy()
-            starts_word[[CLS_ID, SEP_ID]] = True
-            starts_word[[PAD_ID, MASK_ID]] = False
-            self._equal("token_boundary", starts_word[restored])
+        if self._words is not None:
+            self._equal("token_boundary", self._words.find(restored))
         ids = self._features["input_ids"]
         self._require(
             "input_ids",

@@ -127,6 +127,7 @@ def make_examples(
             [sentence for document in group for sentence in document]
         )
         piece_counts += np.bincount(encoded.ids, minlength=len(piece_counts))
+        cuts = tokenizer.words.find_cuts(encoded.ids)
         first = begin = 0
         for document in group:
             ends = encoded.ends[first : first + len(document)]
@@ -134,7 +135,7 @@ def make_examples(
             split = choose_split(document, config.holdout_fraction)
             examples = _make_examples_of_document(
                 encoded.ids[tokens].astype(dtype),
-                np.flatnonzero(encoded.word_starts[tokens]),
+                np.flatnonzero(cuts[tokens]),
                 # A sentence may be empty, e.g. if it has only combining marks.
                 np.unique(ends[ends > begin] - begin),
                 _digest("\n".join(document)),

@@ -30,11 +30,13 @@ from albert_tf.records.features import (
     METADATA_FILE,
     SENTENCE_LABEL,
     SEP_ID,
+    UNK_ID,
     RecordsMetadata,
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID, mask_rows
 from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.word_boundaries import WordBoundaries
 from data_prep.config import RecordsConfig
 from data_prep.packing import pack_rows
 from data_prep.segments import EVAL, TRAIN, UnmaskedExamples
@@ -51,6 +53,12 @@ _FIRST_FIELD = b"\x0a"
 _FEATURE_OF_ENTRY = b"\x12"
 _FLOAT_LIST = b"\x12"
 _INT64_LIST = b"\x1a"
+
+# Largest usual values of `RecordsMetadata.vocabulary_use`. "unused" is judged
+# if the text has this many tokens for each piece.
+MAX_USE = {"unknown": 0.01, "bytes": 0.05, "unused": 0.15}
+_TOKENS_PER_PIECE = 100
+_MAX_CAPITALS = 0.01
 
 # Largest number of bits of the numbers for which varints are tabulated.
 _TABLE_BITS = 18
@@ -219,7 +227,7 @@ def _features_of(
     """Returns the features of a batch of unpacked examples, and counts them."""
     if config.sentence_objective == "nsp":
         unmasked = _replace_second_segments(unmasked)
-    features = _lay_out(unmasked, tokenizer.starts_word, config)
+    features = _lay_out(unmasked, tokenizer.words, config)
     if config.masking == "static":
         # Independent of the keys, which decide the order of the shard.
         keys = random_bits(unmasked.headers["key"], 0)[:, np.newaxis]
@@ -302,13 +310,9 @@ def _choose_partner(headers: np.ndarray, index: int) -> int:
 
 
 def _lay_out(
-    examples: UnmaskedExamples, starts_word: np.ndarray, config: RecordsConfig
+    examples: UnmaskedExamples, words: WordBoundaries, config: RecordsConfig
 ) -> dict[str, np.ndarray]:
-    """Returns the features of unmasked examples, int32.
-
-    Args:
-        starts_word: bool, `(vocab_size,)`; True for pieces that begin a word.
-    """
+    """Returns the features of unmasked examples, int32."""
     first = examples.headers["first_length"].astype(np.int32)[:, np.newaxis]
     second = examples.headers["second_length"].astype(np.int32)[:, np.newaxis]
     columns = np.arange(config.max_seq_length, dtype=np.int32)
@@ -321,20 +325,16 @@ def _lay_out(
     is_token = input_mask & ~is_separator
     is_token[:, 0] = False
     input_ids = np.zeros(input_mask.shape, np.int32)
-    token_boundary = np.zeros(input_mask.shape, np.int32)
     # A mask selects row by row, which is the order of the tokens.
     input_ids[is_token] = examples.tokens
-    token_boundary[is_token] = starts_word[examples.tokens]
     input_ids[:, 0] = CLS_ID
     input_ids[is_separator] = SEP_ID
-    token_boundary[:, 0] = 1
-    token_boundary[is_separator] = 1
     labels = examples.headers["label"].astype(np.int32)[:, np.newaxis]
     return {
         "input_ids": input_ids,
         "input_mask": input_mask.astype(np.int32),
         "segment_ids": (input_mask & (columns > middle)).astype(np.int32),
-        "token_boundary": token_boundary,
+        "token_boundary": words.find(input_ids).astype(np.int32),
         SENTENCE_LABEL: labels,
     }
 
@@ -494,6 +494,7 @@ def describe_split(
         skipped=dict(sorted(built.skipped.items())),
         inputs_sha256=inputs_sha256,
         num_rows=sum(result.num_rows for result in shards.values()),
+        vocabulary_use=measure_use(built.piece_counts, tokenizer),
     )
 
 
@@ -502,6 +503,50 @@ def unigram_entropy(piece_counts: np.ndarray) -> float:
     counts = piece_counts[FIRST_ORDINARY_ID:]
     probabilities = counts[counts > 0] / max(1, counts.sum())
     return float(-(probabilities * np.log(probabilities)).sum())
+
+
+def measure_use(
+    piece_counts: np.ndarray, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """Returns `RecordsMetadata.vocabulary_use`; see `judge_use`."""
+    num_tokens = max(1, int(piece_counts.sum()))
+    is_byte = tokenizer.words.is_byte
+    ordinary = piece_counts[FIRST_ORDINARY_ID:][~is_byte[FIRST_ORDINARY_ID:]]
+    return {
+        "unknown": int(piece_counts[UNK_ID]) / num_tokens,
+        "bytes": int(piece_counts[is_byte].sum()) / num_tokens,
+        "unused": int((ordinary == 0).sum()) / max(1, len(ordinary)),
+    }
+
+
+def judge_use(piece_counts: np.ndarray, tokenizer: Tokenizer) -> str:
+    """Describes what shows that a vocabulary does not suit a text, or "".
+
+    Args:
+        piece_counts: int64, `(vocab_size,)`, occurrences in the text.
+    """
+    use = measure_use(piece_counts, tokenizer)
+    limits = MAX_USE
+    if piece_counts.sum() < _TOKENS_PER_PIECE * tokenizer.vocab_size:
+        limits = limits | {"unused": 1.0}
+    faults = [
+        f"{use[name]:.1%} of the {what} (usual: up to {limits[name]:.0%})"
+        for name, what in (
+            ("unknown", "tokens are <unk>"),
+            ("bytes", "tokens are bytes of characters without a piece"),
+            ("unused", "pieces are never used"),
+        )
+        if use[name] > limits[name]
+    ]
+    ordinary = np.flatnonzero(~tokenizer.words.is_byte)[FIRST_ORDINARY_ID:]
+    pieces = [tokenizer.id_to_piece(i) for i in ordinary.tolist()]
+    capitals = sum(piece != piece.lower() for piece in pieces) / len(pieces)
+    if tokenizer.do_lower_case and capitals > _MAX_CAPITALS:
+        faults.append(
+            f"{capitals:.1%} of the pieces have capital letters, which "
+            "lower-cased text never has"
+        )
+    return "; ".join(faults)
 
 
 def _note_path(shard: Shard, output_dir: str) -> str:

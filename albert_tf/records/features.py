@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import posixpath
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,8 +33,9 @@ METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
 # A build keeps this file in the parent directory until it is complete.
 UNFINISHED_FILE = "unfinished.json"
-# Versions of the keys of `metadata.json`: of unpacked and of packed records.
-SCHEMA_VERSION, PACKED_SCHEMA_VERSION = 2, 3
+# The version of the records. Those of versions 2 (unpacked) and 3 (packed), in
+# which punctuation marks continue the word before them, are read as they are.
+SCHEMA_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,10 @@ class RecordsMetadata:
         max_examples_per_row: Largest number of examples in a record; 1 if
             they are not packed.
         num_rows: Number of records in all shards.
+        vocabulary_use: The fractions of the tokens of the corpus that are
+            "unknown" or "bytes", and of the pieces that are "unused"; empty in
+            earlier versions.
+        schema_version: Version of the records, see `SCHEMA_VERSION`.
     """
 
     max_seq_length: int
@@ -213,6 +219,8 @@ class RecordsMetadata:
     packing: str
     max_examples_per_row: int
     num_rows: int
+    vocabulary_use: dict[str, float]
+    schema_version: int = SCHEMA_VERSION
 
     @property
     def fill(self) -> float:
@@ -220,20 +228,9 @@ class RecordsMetadata:
         return self.num_pieces / (self.num_rows * self.max_seq_length)
 
     def to_json(self) -> str:
-        """Returns the text of `metadata.json`.
-
-        That of unpacked records has no keys of packing, as in versions without
-        packing.
-        """
-        values = dataclasses.asdict(self)
-        if self.packing == "none":
-            for name in ("packing", "max_examples_per_row", "num_rows"):
-                del values[name]
-            values["schema_version"] = SCHEMA_VERSION
-        else:
-            # For people who read the file; `read_metadata` ignores it.
-            values["fill"] = round(self.fill, 6)
-            values["schema_version"] = PACKED_SCHEMA_VERSION
+        """Returns the text of `metadata.json`."""
+        # `fill` is for people who read the file; `read_metadata` ignores it.
+        values = dataclasses.asdict(self) | {"fill": round(self.fill, 6)}
         return json.dumps(values, indent=2) + "\n"
 
 
@@ -249,19 +246,19 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
         raise UserError(
             f"{path} must hold a JSON object", received=repr(values)[:80]
         )
-    version = values.pop("schema_version", None)
-    if version == SCHEMA_VERSION:
+    version = values.get("schema_version")
+    values.pop("fill", None)
+    if version == 2:
         values |= {
             "packing": "none",
             "max_examples_per_row": 1,
             "num_rows": values.get("num_examples"),
         }
-    elif version == PACKED_SCHEMA_VERSION:
-        values.pop("fill", None)
-    else:
+    if version in (2, 3):
+        values["vocabulary_use"] = {}
+    elif version != SCHEMA_VERSION:
         raise UserError(
-            f"schema_version of {path} must be {SCHEMA_VERSION} or "
-            f"{PACKED_SCHEMA_VERSION}",
+            f"schema_version of {path} must be 2, 3 or {SCHEMA_VERSION}",
             received=version,
             remedy="Build the records again with this version.",
         )
@@ -285,10 +282,10 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
 
 def _has_type(value: object, wanted: object) -> bool:
     """Whether a value of JSON has the type of a field of `RecordsMetadata`."""
-    if wanted in (dict[str, int], dict[str, str]):
-        item_type = int if wanted == dict[str, int] else str
+    if isinstance(wanted, types.GenericAlias):
+        _, item_type = wanted.__args__
         return isinstance(value, dict) and all(
-            type(item) is item_type for item in value.values()
+            _has_type(item, item_type) for item in value.values()
         )
     # bool is a subclass of int, so the type itself is compared.
     return type(value) is wanted or (wanted is float and type(value) is int)

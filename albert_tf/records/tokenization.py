@@ -11,6 +11,7 @@ so every SentencePiece runtime returns the same ids for raw text.
 """
 
 import itertools
+import posixpath
 import re
 import sys
 import unicodedata
@@ -22,19 +23,25 @@ import sentencepiece
 
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, shipped
-from albert_tf.io.files import open_existing
+from albert_tf.io.files import (
+    DamagedFileError,
+    load_json_if_any,
+    open_existing,
+)
 from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
     PAD_ID,
     SEP_ID,
     SPECIAL_PIECES,
+    TOKENIZER_FILE,
     UNK_ID,
     sha256_of,
 )
+from albert_tf.records.word_boundaries import WORD_MARK, WordBoundaries
 
-WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
+_HUGGING_FACE_FILE = "tokenizer_config.json"
 
 # The kinds of a vocabulary, as metadata.json names them.
 GOOGLE_ALBERT = "published"
@@ -46,29 +53,6 @@ NORMALIZER_NAMES = {
     True: "albert_tf_self_contained_uncased",
     False: "albert_tf_self_contained_cased",
 }
-
-# First and last characters of the scripts written without spaces.
-_UNSPACED_SCRIPTS = (
-    ("\u0e00", "\u0eff"),  # Thai, Lao
-    ("\u1000", "\u109f"),  # Myanmar
-    ("\u1780", "\u17ff"),  # Khmer
-    ("\u2e80", "\u2fdf"),  # Han radicals
-    ("\u3005", "\u3007"),  # Han iteration mark, closing mark, zero
-    ("\u3021", "\u3029"),  # Han numerals
-    ("\u3040", "\u30ff"),  # Hiragana, Katakana
-    ("\u31f0", "\u31ff"),  # Katakana, phonetic extensions
-    ("\u3400", "\u4dbf"),  # Han, extension A
-    ("\u4e00", "\u9fff"),  # Han
-    ("\ua9e0", "\ua9ff"),  # Myanmar, extension B
-    ("\uaa60", "\uaa7f"),  # Myanmar, extension A
-    ("\uf900", "\ufaff"),  # Han, compatibility
-    ("\U00020000", "\U000323af"),  # Han, extensions B to H
-)
-
-# The byte pieces "<0xE3>" to "<0xE9>" begin the UTF-8 of U+3000 to U+9FFF,
-# which holds only scripts without spaces.
-_UNSPACED_LEAD_BYTES = frozenset(f"<0x{byte:X}>" for byte in range(0xE3, 0xEA))
-
 
 # In a serialized model: the tag and the length of an entry, the tag and the
 # length of its piece, a piece without characters or with a zero byte first, and
@@ -85,12 +69,10 @@ class EncodedTexts(NamedTuple):
 
     Attributes:
         ids: int32, `(tokens,)`.
-        word_starts: bool, `(tokens,)`; True where a word begins.
         ends: int64, `(texts,)`, index after the last token of each text.
     """
 
     ids: np.ndarray
-    word_starts: np.ndarray
     ends: np.ndarray
 
 
@@ -118,7 +100,9 @@ class Tokenizer:
             released model.
         do_lower_case: Whether to convert text to lower case. It must be the
             value with which the model was trained. None stands for the value
-            stored in a self-contained model, and for True otherwise.
+            stored in a self-contained model; or else in the file that
+            train_tokenizer (PREFIX.json) or Hugging Face
+            (tokenizer_config.json) writes next to the model; or else True.
 
     Attributes:
         vocab_size: Number of pieces.
@@ -126,7 +110,7 @@ class Tokenizer:
             SELF_CONTAINED if the model normalises text.
         do_lower_case: Whether text is converted to lower case.
         sha256: Hexadecimal digest of the model file.
-        starts_word: bool, `(vocab_size,)`; the pieces that begin a word.
+        words: Finds where words begin.
 
     Raises:
         UserError: If the file is missing, is not a SentencePiece model, has
@@ -165,13 +149,13 @@ class Tokenizer:
         self.kind, self.do_lower_case = _find_kind(
             model_file, content, do_lower_case
         )
-        self.starts_word = np.array(
+        are_bytes = self._model.is_byte(list(range(self.vocab_size)))
+        self.words = WordBoundaries(
+            self._pieces,
             [
-                piece in _UNSPACED_LEAD_BYTES
-                if piece.startswith("<0x") and self._model.is_byte(i)
-                else _begins_word(piece)
-                for i, piece in enumerate(self._pieces)
-            ]
+                int(piece[1:-1], 16) if is_byte else -1
+                for piece, is_byte in zip(self._pieces, are_bytes, strict=True)
+            ],
         )
         if self.kind == GOOGLE_ALBERT:
             self._build_comma_table()
@@ -210,7 +194,7 @@ class Tokenizer:
                 np.repeat(begins, lengths) + np.arange(lengths.sum())
             ]
             ends = np.concatenate([[0], new_ends])[ends]
-        return EncodedTexts(ids, self.starts_word[ids], ends)
+        return EncodedTexts(ids, ends)
 
     def encode_with_spans(
         self, text: str
@@ -416,26 +400,40 @@ def _find_kind(
     length, the name, and the tag of field 2, the rules. A piece of the same
     spelling does not match: its score follows, a float with the tag 0x15.
     """
+    kind = GOOGLE_ALBERT
+    stored, source = _read_lower_case(model_file, sha256_of(content))
     for lower_case, name in NORMALIZER_NAMES.items():
         if b"\n%c%b\x12" % (len(name), name.encode()) in content:
-            if do_lower_case not in (None, lower_case):
-                raise UserError(
-                    f"do_lower_case must be {str(lower_case).lower()} for "
-                    f"{model_file}, which normalises text itself",
-                    received=str(do_lower_case).lower(),
-                    remedy=f"Set --do_lower_case={str(lower_case).lower()}.",
-                )
-            return SELF_CONTAINED, lower_case
-    return GOOGLE_ALBERT, do_lower_case is not False
+            kind, stored, source = SELF_CONTAINED, lower_case, "its normaliser"
+    if None not in (stored, do_lower_case) and stored != do_lower_case:
+        value = str(stored).lower()
+        raise UserError(
+            f"do_lower_case must be {value} for {model_file}, as {source} says",
+            received=str(do_lower_case).lower(),
+            remedy=f"Set --do_lower_case={value}.",
+        )
+    return kind, (do_lower_case if stored is None else stored) is not False
 
 
-def _begins_word(piece: str) -> bool:
-    """Whether a piece has a word mark or a script without spaces."""
-    first = piece[:1]
-    return first == WORD_MARK or (
-        not first.isascii()
-        and any(begin <= first <= end for begin, end in _UNSPACED_SCRIPTS)
+def _read_lower_case(model_file: str, sha256: str) -> tuple[bool | None, str]:
+    """The `do_lower_case` of a file next to a model, and the path of the file.
+
+    None without such a file, or if its digest is that of another model.
+    """
+    path = model_file.removesuffix(".model") + ".json"
+    if posixpath.basename(model_file) == TOKENIZER_FILE:
+        path = posixpath.join(posixpath.dirname(model_file), _HUGGING_FACE_FILE)
+    try:
+        found = load_json_if_any(path)
+    except DamagedFileError:  # a file of another program
+        found = None
+    found = found if isinstance(found, dict) else {}
+    settings = found.get("settings", found)
+    value = (
+        settings.get("do_lower_case") if isinstance(settings, dict) else None
     )
+    is_own = found.get("model_sha256", sha256) == sha256
+    return (value if is_own and isinstance(value, bool) else None), path
 
 
 # --- inputs of a model -------------------------------------------------------

@@ -30,7 +30,7 @@ def test_a_build_is_described_by_the_settings_of_its_result(config_class):
         # Apart from the packing, the build has the same examples.
         assert packed.result_settings() == described
         size = RecordsConfig().packing_settings()["max_examples_per_row"]
-        assert size is None
+        assert size == 1
         described |= packed.packing_settings()
     no_effect = set(NO_EFFECT[config_class].split())
     assert described.keys() == set(names) - no_effect

@@ -17,6 +17,8 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.tokenization import Tokenizer
 from data_prep import build as builder
+from data_prep import train_tokenizer
+from data_prep.config import TokenizerConfig
 from data_prep.segments import EVAL, TRAIN
 from tests.helpers.small_builds import (
     LENGTH,
@@ -313,6 +315,47 @@ def test_records_of_other_settings_are_replaced_only_with_overwrite(
     build(output_dir, path, num_shards=2, holdout_fraction=0, overwrite=True)
     assert len(list((output_dir / TRAIN).glob("*.tfrecord"))) == 2
     assert not list((output_dir / EVAL).iterdir())
+
+
+def test_a_vocabulary_that_does_not_suit_the_text_is_named(
+    tmp_path, caplog, inspect
+):
+    """Of Thai words, only the word marks have pieces."""
+    text = tmp_path / "text.txt"
+    text.write_text(("ภาษาไทย " * 9 + "\n") * 9, encoding="utf-8")
+    settings = {"holdout_fraction": 0, "num_shards": 1}
+    directory = build(tmp_path / "out", text, **settings) / TRAIN
+    assert "50.0% of the tokens are <unk>" in caplog.text
+    assert read_metadata(str(directory)).vocabulary_use["unknown"] == 0.5
+    status, output = inspect(directory)
+    assert status == 0 and "all checks passed" not in output
+    caplog.clear()
+    text.write_text("A plain text.\nIts second line.\n", encoding="utf-8")
+    build(tmp_path / "suits", text, **settings)
+    assert "suit" not in caplog.text
+
+
+def test_a_cased_vocabulary_of_lower_cased_text_is_named(tmp_path, caplog):
+    """The settings file next to it, if any, refuses it before."""
+    text = tmp_path / "text.txt"
+    text.write_text("Ann and Bob met Carl.\nDora and Emil came.\n" * 9)
+    config = TokenizerConfig(
+        input_file=(str(text),),
+        model_prefix=str(tmp_path / "cased"),
+        do_lower_case=False,
+        vocab_size=31,
+        holdout_fraction=0,
+    )
+    train_tokenizer.main(config)
+    settings = {"holdout_fraction": 0, "num_shards": 1}
+    settings["spm_model_file"] = str(tmp_path / "cased.model")
+    with pytest.raises(UserError, match=r"cased\.json says.*_case=false"):
+        build(tmp_path / "out", text, **settings)
+    build(tmp_path / "cased", text, do_lower_case=False, **settings)
+    assert "suit" not in caplog.text
+    (tmp_path / "cased.json").unlink()
+    build(tmp_path / "out", text, **settings)
+    assert "of the pieces have capital letters" in caplog.text
 
 
 # The text, changes of the settings, the refusal.

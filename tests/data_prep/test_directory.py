@@ -110,6 +110,24 @@ def test_missing_shards_are_built_again_with_the_same_bytes(
     assert read_files(out) == expected
 
 
+def test_records_of_an_earlier_version_are_not_continued(rebuild, tmp_path):
+    """Neither finished nor unfinished ones; they stay."""
+    out = tmp_path / "out"
+    metadata = out / "train" / "metadata.json"
+    stored = json.loads(metadata.read_text()) | {"inputs_sha256": "a"}
+    stored["schema_version"] = 2
+    unfinished = {"inputs_sha256": "a", "settings": stored}
+    for path, content in (
+        (metadata, stored),
+        (out / "unfinished.json", unfinished),
+    ):
+        path.write_text(json.dumps(content))
+        before = read_files(out)
+        with pytest.raises(UserError, match="schema_version was 2 and is 4"):
+            rebuild()
+        assert read_files(out) == before
+
+
 def test_missing_files_are_named_and_built_with_overwrite(
     rebuild, built, tmp_path, caplog
 ):

@@ -1,13 +1,19 @@
 import collections
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
+from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID, UNK_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import RecordsConfig
 from data_prep.segments import HEADER, UnmaskedExamples, token_dtype
-from data_prep.shards import make_records, serialize_examples, unigram_entropy
+from data_prep.shards import (
+    judge_use,
+    make_records,
+    serialize_examples,
+    unigram_entropy,
+)
 from tests.helpers.small_builds import VOCABULARY
 
 
@@ -137,6 +143,27 @@ def test_bytes_equal_those_of_tensorflow():
             else:
                 feature.int64_list.value.extend(values[row].tolist())
         assert serialized == example.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "faults"),
+    [
+        ({}, ""),
+        ({UNK_ID: 36000}, "1.0% of the tokens are <unk> (usual: up to 1%)"),
+        ({UNK_ID: 30000}, ""),
+        (dict.fromkeys(range(100, 4600), 0), "15.0% of the pieces are never"),
+        (dict.fromkeys(range(100, 4599), 0), ""),
+        # Less than 100 tokens for each piece.
+        (dict.fromkeys(range(100, 9000), 0), ""),
+    ],
+)
+def test_a_vocabulary_that_does_not_suit_a_text_is_described(counts, faults):
+    """29,995 ordinary pieces occur 118 times each, with these exceptions."""
+    piece_counts = np.full(30000, 118)
+    piece_counts[:5] = 0
+    piece_counts[list(counts)] = list(counts.values())
+    assert faults in judge_use(piece_counts, Tokenizer(VOCABULARY))
+    assert bool(faults) == bool(judge_use(piece_counts, Tokenizer(VOCABULARY)))
 
 
 def test_unigram_entropy_ignores_special_pieces():

@@ -480,27 +480,10 @@ def test_text_with_masks_is_encoded_by_a_self_contained_model(self_contained):
 
 
 def test_uncovered_characters_are_spelled_as_bytes(self_contained):
-    """Characters of scripts without spaces begin words, others do not."""
     tokenizer = Tokenizer(self_contained[True, True])
-    encoded = tokenizer.encode_batch(["国\u9f98", "a\u03e9", "a\U0001f680"])
-    pieces = [tokenizer.id_to_piece(i) for i in encoded.ids]
-    starts = dict(zip(pieces, encoded.word_starts.tolist(), strict=True))
-    # UTF-8 by hand: U+9F98, U+03E9, U+1F680.
-    for expected in (
-        {"<0xE9>": True, "<0xBE>": False, "<0x98>": False},
-        {"<0xCF>": False, "<0xA9>": False},
-        {"<0xF0>": False, "<0x9F>": False, "<0x9A>": False, "<0x80>": False},
-    ):
-        assert expected.items() <= starts.items()
-    assert UNK_ID not in encoded.ids
-    begin = {
-        tokenizer.id_to_piece(i)
-        for i in range(tokenizer.vocab_size)
-        if tokenizer.starts_word[i] and "<0x" in tokenizer.id_to_piece(i)
-    }
-    # This range includes Kana and Han. Yi, at U+A000, has spaces.
-    han = {chr(c).encode()[0] for c in range(0x3000, 0xA000)}
-    assert begin == {f"<0x{byte:X}>" for byte in han}
+    ids = tokenizer.encode_batch(["国\u9f98"]).ids
+    pieces = [tokenizer.id_to_piece(i) for i in ids]
+    assert pieces[-3:] == ["<0xE9>", "<0xBE>", "<0x98>"]
     without = Tokenizer(self_contained[False, False])
     assert UNK_ID in without.encode_batch(["\u9f98"]).ids
     assert not any("<0x" in without.id_to_piece(i) for i in range(2600))

@@ -86,7 +86,7 @@ def edit_metadata(directory, **changes):
 
 def line_of(name, output):
     """The verdict of a check, and its line of the table."""
-    (line,) = re.findall(rf"^(?:pass|FAIL|note)  {name}.*$", output, re.M)
+    (line,) = re.findall(rf"^(?:pass|FAIL|note|WARN)  {name}.*$", output, re.M)
     return line[:4], line
 
 

@@ -48,6 +48,7 @@ METADATA = RecordsMetadata(
     packing="none",
     max_examples_per_row=1,
     num_rows=11,
+    vocabulary_use={"unknown": 0.01, "bytes": 0.0, "unused": 1},
 )
 
 PACKED = dataclasses.replace(
@@ -104,22 +105,33 @@ def test_metadata_equals_what_was_written(tmp_path, metadata):
     assert read_metadata(str(tmp_path)) == metadata
 
 
-def test_only_metadata_of_packed_records_has_keys_of_packing():
-    plain, packed = (json.loads(m.to_json()) for m in (METADATA, PACKED))
-    assert (plain["schema_version"], packed["schema_version"]) == (2, 3)
-    assert packed["fill"] == PACKED.fill == 608 / 640
-    assert packed.keys() - plain.keys() == {
-        "packing",
-        "max_examples_per_row",
-        "num_rows",
-        "fill",
-    }
+@pytest.mark.parametrize(
+    ("version", "metadata", "missing"),
+    [
+        (2, METADATA, {"packing", "max_examples_per_row", "num_rows", "fill"}),
+        (3, PACKED, set()),
+    ],
+)
+def test_metadata_of_earlier_versions_is_read(
+    tmp_path, version, metadata, missing
+):
+    """Version 2 had no keys of packing."""
+    values = json.loads(metadata.to_json()) | {"schema_version": version}
+    assert values["fill"] == round(
+        metadata.num_pieces / 64 / metadata.num_rows, 6
+    )
+    for name in missing | {"vocabulary_use"}:
+        del values[name]
+    (tmp_path / METADATA_FILE).write_text(json.dumps(values))
+    assert read_metadata(str(tmp_path)) == dataclasses.replace(
+        metadata, vocabulary_use={}, schema_version=version
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"schema_version": 99}, r"schema_version .* must be 2 or 3\. .*99"),
+        ({"schema_version": 99}, r"schema_version .* must be 2, 3 or 4\. .*99"),
         ({"key": 1}, "key"),
         ({"ngram": "3"}, "ngram .* must be of type"),
         ("{", r"metadata\.json must be JSON"),

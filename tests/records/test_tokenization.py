@@ -1,7 +1,9 @@
 import gzip
 import io
 import itertools
+import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.errors import UserError
-from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
+from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer, encode, normalize
 from albert_tf.serving.text_tokenizer import TextTokenizer, pack
 
@@ -70,7 +72,6 @@ def test_ids_are_line_numbers_of_the_vocabulary_file(tokenizer):
     encoded = tokenizer.encode_batch(["in 2011, we", "", "the"])
     assert encoded.ids.tolist() == [19, 542, 15, 95, 14]
     assert encoded.ends.tolist() == [4, 4, 5]
-    assert encoded.word_starts.tolist() == [True, True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -137,24 +138,34 @@ def test_encode_with_masks_converts_mask_spellings_to_mask_tokens(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["我爱北京天安门", "ひらカタカナ", "ภาษาไทย", "ພາສາລາວ", "ភាសា", "မြန်မာ"],
+    ("name", "settings", "stored"),
+    [
+        ("spm.json", {"settings": {"do_lower_case": False}}, False),
+        ("spm.json", {"settings": {"do_lower_case": True}}, True),
+        ("spm.json", {"settings": {}}, None),
+        ("spm.json", [1], None),
+        # Of another model.
+        (
+            "spm.json",
+            {"model_sha256": "a", "settings": {"do_lower_case": False}},
+            None,
+        ),
+        ("tokenizer_config.json", {"do_lower_case": False}, False),
+    ],
 )
-def test_every_piece_begins_a_word_in_scripts_without_spaces(tmp_path, text):
-    """Each character is a piece here, so each begins a word."""
-    model = train(
-        tmp_path / "chars.model",
-        [text, "abc abc"] * 5,
-        model_type="char",
-        vocab_size=60,
-        character_coverage=1.0,
-    )
-    tokenizer = Tokenizer(model)
-    encoded = tokenizer.encode_batch([text, "abc"])
-    starts = np.split(encoded.word_starts, encoded.ends[:-1])
-    assert UNK_ID not in encoded.ids
-    assert starts[0].all() and len(starts[0]) >= 5
-    assert starts[1].tolist() == [True, False, False, False]
+def test_lower_casing_is_read_from_the_file_next_to_a_model(
+    vocabulary_file, tmp_path, name, settings, stored
+):
+    model = "spm" if name == "spm.json" else "spiece"
+    path = shutil.copy(vocabulary_file, f"{tmp_path}/{model}.model")
+    (tmp_path / name).write_text(json.dumps(settings))
+    assert Tokenizer(path).do_lower_case is (stored is not False)
+    for value in (True, False):
+        if stored in (None, value):
+            assert Tokenizer(path, value).do_lower_case is value
+        else:
+            with pytest.raises(UserError, match=f"as .*{name} says"):
+                Tokenizer(path, value)
 
 
 @pytest.mark.parametrize("piece", ["", "\0", "\0a"])

@@ -199,7 +199,6 @@ METADATA = {
     **{
         field.name: VALUES.get(field.type, {"a.tfrecord": 3})
         for field in dataclasses.fields(features.RecordsMetadata)
-        if field.name not in ("packing", "max_examples_per_row", "num_rows")
     },
     "checksums": {"a.tfrecord": "00"},
 }
