@@ -218,8 +218,8 @@ class ReportConfig(Config):
     )
     output_file: tuple[str, ...] = setting(
         (),
-        "Files to write, comma-separated: a picture (.png), a page that needs "
-        "no network (.html), or both, e.g. "
+        "Files to write or replace, comma-separated: a picture (.png), a page "
+        "that needs no network (.html), or both, e.g. "
         "build/report.html,build/curves.png.",
     )
     metrics: tuple[str, ...] = setting(

@@ -89,6 +89,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _PREFIX = "albert."
 _POOLER = "albert.pooler."
 _HEADS = ("predictions.", "sop_classifier.")
+
 # transformers always projects the embeddings to the hidden size. This project
 # does so only where embedding_size differs from hidden_size.
 _PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
@@ -259,10 +260,8 @@ def write(
     Args:
         weights: The model. Layers that share only some weights become groups;
             see `ModelWeights.regrouped`. The format has no moments.
-        directory: A new directory. The caller must ensure that no reader
-            mistakes an incomplete folder for a complete one.
-        with_sentence_head: Whether to write pooler and sentence head of a
-            pretrained model.
+        directory: A new directory, in which files appear one by one.
+        with_sentence_head: Whether to write pooler and sentence head.
         dtype: Type of the stored weights, "float32" or "float16".
 
     Returns:
@@ -507,7 +506,8 @@ def read_task(
             remedy="albert_tf has no head that predicts several classes of "
             "one text.",
         )
-    name = (stored.get("architectures") or [""])[0]
+    names = stored.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
     if name == TASKS[CLASSIFICATION].class_name:
         labels = _read_labels(stored, path)
         is_regression = len(labels) == 1 or (
