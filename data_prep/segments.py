@@ -111,16 +111,16 @@ def make_examples(
         The examples by split; the occurrences of each piece in the text, int64,
         `(vocab_size,)`; the number of skipped chunks and documents, by reason.
     """
+    skipped: Counter[str] = Counter()
     normalized = [
         [
             tokenizer.normalize(sentence)
-            for sentence in break_sentences(lines, config)
+            for sentence in break_sentences(lines, config, skipped)
         ]
         for lines in documents
     ]
     dtype = token_dtype(tokenizer.vocab_size)
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    skipped: Counter[str] = Counter()
     parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
     for group in group_by_size(normalized, _CHARACTERS_AT_A_TIME):
         encoded = tokenizer.encode_normalized(

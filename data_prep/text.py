@@ -136,6 +136,7 @@ SKIPPED_LINES = "lines that are not UTF-8"
 SKIPPED_TEXTS = "documents that are not Unicode"
 EMPTY_TEXTS = "documents without text"
 CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
+CUT_WORDS = "cuts of 16,384 characters without a space"
 
 OnBytes = Callable[[int], Any]
 OnStored = Callable[[bytes], Any]
@@ -695,23 +696,23 @@ def read_lines(blocks: Iterable[bytes], longest: int) -> Iterator[Line]:
         for line in lines:
             end = offset + len(line)
             line = line.rstrip(b"\r\n")
-            for part in [line] if len(line) <= longest else _cut(line, longest):
+            for part in [line] if len(line) <= longest else cut(line, longest):
                 yield Line(number, offset, part)
                 offset += len(part)
             offset = end
             number += 1
         while len(rest) > 2 * longest:
-            part = next(_cut(rest, longest))
+            part = next(cut(rest, longest))
             yield Line(number, offset, part)
             offset += len(part)
             rest = rest[len(part) :]
     if rest:
-        for part in _cut(rest.rstrip(b"\r"), longest):
+        for part in cut(rest.rstrip(b"\r"), longest):
             yield Line(number, offset, part)
             offset += len(part)
 
 
-def _cut(content: bytes, longest: int) -> Iterator[bytes]:
+def cut(content: bytes, longest: int) -> Iterator[bytes]:
     """Yields the content in parts of at most `longest` bytes."""
     begin = 0
     while len(content) - begin > longest:
@@ -800,25 +801,51 @@ def _decompress(
 # and 99 % of the found ends are correct.
 WINDOW_CHARACTERS = 2000
 
+# A window without a sentence end grows to this size. sentencex takes the square
+# of the number of open quotes of a window.
+_LARGEST_WINDOW = 16_000
+
+# SentencePiece takes the square of the length of a word that it does not know.
+LONGEST_WORD = 1 << 14
+
 # sentencex 1.0.32 panics at some white space of several bytes, since it takes
 # the number of its characters for that of its bytes.
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 
 
-def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
+def break_sentences(
+    lines: list[str], config: CorpusConfig, skipped: Skipped
+) -> list[str]:
     """Returns the sentences of a document of lines, or of paragraphs.
+
+    Args:
+        skipped: Counts cuts of very long words.
 
     Raises:
         UserError: If sentencex panics.
     """
-    if config.sentence_breaker == "none":
-        return lines
-    return [
-        sentence.strip()
-        for line in lines
-        for sentence in break_line(config.language, line)
-        if sentence.strip()
-    ]
+    sentences = lines
+    if config.sentence_breaker != "none":
+        sentences = [
+            sentence.strip()
+            for line in lines
+            for sentence in break_line(config.language, line)
+            if sentence.strip()
+        ]
+    return [part for s in sentences for part in _cut_words(s, skipped)]
+
+
+def _cut_words(sentence: str, skipped: Skipped) -> list[str]:
+    """Cuts a sentence within words of more than `LONGEST_WORD` characters."""
+    if len(sentence) <= LONGEST_WORD:
+        return [sentence]
+    parts: list[list[str]] = [[]]
+    for word in sentence.split(" "):
+        parts[-1].append(word[:LONGEST_WORD])
+        for begin in range(LONGEST_WORD, len(word), LONGEST_WORD):
+            parts.append([word[begin : begin + LONGEST_WORD]])
+            skipped[CUT_WORDS] += 1
+    return list(map(" ".join, parts))
 
 
 def describe_breaking(config: CorpusConfig) -> dict[str, Any]:
@@ -843,20 +870,30 @@ def break_line(language: str, line: str) -> Iterator[str]:
     """Yields the sentences of a line; joined, they are the line.
 
     A line of up to `WINDOW_CHARACTERS` is one window. A window of a longer line
-    grows until it holds a complete sentence. Its last sentence, which may be
-    incomplete, begins the next window.
+    grows until it holds a complete sentence, or up to `_LARGEST_WINDOW`. Its
+    last sentence, which may be incomplete, begins the next window.
     """
-    begin, size = 0, WINDOW_CHARACTERS
+    first = begin = 0  # of the sentence, of the window
+    size = WINDOW_CHARACTERS
     while len(line) - begin > size:
         window = line[begin : begin + size]
         last_space = window.rfind(" ")
         if last_space > 0:
             window = window[:last_space]
         *complete, last = _break_window(language, window)
-        yield from complete
-        begin += len(window) - len(last)
-        size = WINDOW_CHARACTERS if complete else 2 * size
-    yield from _break_window(language, line[begin:])
+        if complete:
+            yield line[first : begin + len(complete[0])]
+            yield from complete[1:]
+            first = begin = begin + len(window) - len(last)
+            size = WINDOW_CHARACTERS
+        elif size < _LARGEST_WINDOW:
+            size *= 2
+        else:
+            begin += len(window)
+    head, *others = _break_window(language, line[begin:]) or [""]
+    if sentence := line[first:begin] + head:
+        yield sentence
+    yield from others
 
 
 def _break_window(language: str, window: str) -> list[str]:

@@ -85,6 +85,7 @@ from data_prep.processes import show_progress
 from data_prep.text import (
     break_sentences,
     check_inputs,
+    cut,
     describe_breaking,
     find_inputs,
     find_versions,
@@ -112,6 +113,11 @@ _RESERVED = "\N{LOWER FIVE EIGHTHS BLOCK}"
 # The trainer drops longer lines. Its default is 4,192 bytes, but a corpus may
 # have a book on one line.
 _MAX_LINE_BYTES = 1 << 24
+
+# The trainer gets longer sentences in parts of this number of bytes, since it
+# takes the square of the length of a sentence that repeats itself. No piece has
+# a space in it, so the parts, which end after a space, give the same model.
+_LONGEST_PART = 1 << 12
 
 # Characters that google-research/albert's model treats as spaces, in addition
 # to Unicode's.
@@ -159,7 +165,21 @@ def main(config: TokenizerConfig) -> None:
         sample.num_characters / 1e6,
         sample.num_characters / _CHARACTERS_PER_SECOND,
     )
-    model = _train_model(config, sample.take())
+    if not len(sample):
+        fault = "only blank lines"
+        if len(held_out):
+            fault = f"all {len(held_out)} sentences held out by a hash"
+        raise UserError(
+            "the text must contain sentences to train on",
+            received=fault,
+            remedy="Set --holdout_fraction=0 for a text of few sentences.",
+        )
+    parts = (
+        part.decode()
+        for sentence in sample.take()
+        for part in cut(sentence.encode(), _LONGEST_PART)
+    )
+    model = _train_model(config, parts)
     if len(held_out):
         sentences = list(held_out.take())
         described["held_out"] = _report(config, model, sentences)
@@ -257,7 +277,7 @@ def _draw_sentences(
     held_out = SentenceSample(_HELD_OUT_SENTENCES, _HELD_OUT_CHARACTERS)
     is_raw = config.vocabulary_kind == SELF_CONTAINED
     for lines in documents:
-        sentences = break_sentences(lines, config)
+        sentences = break_sentences(lines, config, skipped)
         priorities = draw_priorities(lines, len(sentences))
         for priority, sentence in zip(priorities, sentences, strict=True):
             if priority >= sample.threshold:

@@ -9,6 +9,7 @@ import json
 import lzma
 import re
 import tarfile
+import time
 import unittest.mock
 
 import hypothesis
@@ -18,10 +19,12 @@ import zstandard
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import text as reader
 from data_prep.config import CorpusConfig
 from data_prep.text import break_line, break_sentences, find_inputs, read_lines
 from tests.data_prep.conftest import DEMO
+from tests.helpers.small_builds import VOCABULARY
 
 COMPRESS = {
     ".gz": gzip.compress,
@@ -487,14 +490,18 @@ def test_digest_depends_on_content_and_format(tmp_path):
 BREAKING = CorpusConfig(sentence_breaker="sentencex")
 
 
+def split(lines, config):
+    return break_sentences(lines, config, collections.Counter())
+
+
 def test_paragraphs_are_broken_into_sentences():
     """By default, a line is a sentence."""
     paragraphs = [
         "Dr. Watson came at 3 p.m. on Monday.  He stayed!",
         "“Why?” she asked. Nobody knew",
     ]
-    assert break_sentences(paragraphs, CorpusConfig()) == paragraphs
-    assert break_sentences(paragraphs, BREAKING) == [
+    assert split(paragraphs, CorpusConfig()) == paragraphs
+    assert split(paragraphs, BREAKING) == [
         "Dr. Watson came at 3 p.m. on Monday.",
         "He stayed!",
         "“Why?” she asked.",
@@ -505,7 +512,7 @@ def test_paragraphs_are_broken_into_sentences():
 def test_language_decides_where_sentences_end():
     config = dataclasses.replace(BREAKING, language="de")
     sentences = ["Am 3. Mai kam er.", "Sie ging."]
-    assert break_sentences([" ".join(sentences)], config) == sentences
+    assert split([" ".join(sentences)], config) == sentences
 
 
 @pytest.mark.parametrize("language", ["", "DE", "de-DE", "german", "d", "de\n"])
@@ -522,7 +529,7 @@ def test_most_sentence_ends_of_real_text_are_found():
         lines = [line.strip() for line in file.read(300_000).split("\n")]
     lines = [line for line in lines if line][:1990]
     wanted = ends_of(lines)
-    found = ends_of(break_sentences([" ".join(lines)], BREAKING))
+    found = ends_of(split([" ".join(lines)], BREAKING))
     assert len(wanted & found) / len(wanted) > 0.95
     assert len(wanted & found) / len(found) > 0.93
 
@@ -560,8 +567,8 @@ def test_white_space_beyond_ascii_breaks_as_a_space(space):
     """sentencex 1.0.32 panics at the single letter before the full stop."""
     config = dataclasses.replace(BREAKING, language="fr")
     text = f"Il{space}prend la vitamine C{space}. Puis il dort. Le{space}soir !"
-    found = break_sentences([text], config)
-    expected = break_sentences([text.replace(space, " ")], config)
+    found = split([text], config)
+    expected = split([text.replace(space, " ")], config)
     assert len(expected) > 1
     assert [s.replace(space, " ") for s in found] == expected
 
@@ -579,10 +586,36 @@ def test_the_text_of_a_panic_is_shown(monkeypatch):
     monkeypatch.setattr(sentencex, "segment", panic)
     message = r"sentencex.*byte index 26.*'Vitamine C\.'.*sentence_breaker"
     with pytest.raises(UserError, match=message):
-        break_sentences(["Vitamine C."], BREAKING)
+        split(["Vitamine C."], BREAKING)
 
 
 def test_a_sentence_longer_than_a_window_stays_complete():
     sentences = ["He " + "really " * 90 + "came.", "She left."] * 3
     with unittest.mock.patch.object(reader, "WINDOW_CHARACTERS", 30):
-        assert break_sentences([" ".join(sentences)], BREAKING) == sentences
+        assert split([" ".join(sentences)], BREAKING) == sentences
+
+
+def test_a_sentence_longer_than_the_largest_window_stays_complete(monkeypatch):
+    monkeypatch.setattr(reader, "WINDOW_CHARACTERS", 30)
+    monkeypatch.setattr(reader, "_LARGEST_WINDOW", 60)
+    sentences = ["He " + "really " * 90 + "came.", "She left.", "Why?"] * 3
+    assert split([" ".join(sentences)], BREAKING) == sentences
+
+
+def test_text_of_any_form_takes_linear_time():
+    """Open quotes, marks that a sort puts in order, words of unknown letters:
+    each took 10 s or more."""
+    tokenizer = Tokenizer(VOCABULARY)
+    began = time.process_time()
+    for text, cuts in (
+        ("“a \u2018b " * 30_000, {}),
+        ("a" + "\u0301\u0316" * 75_000, {reader.CUT_WORDS: 9}),
+        ("中" * 300_000, {reader.CUT_WORDS: 18}),
+    ):
+        skipped = collections.Counter()
+        sentences = break_sentences([text], BREAKING, skipped)
+        assert "".join(sentences).replace(" ", "") == text.replace(" ", "")
+        tokenizer.encode_batch(sentences)
+        assert skipped == cuts
+    tokenizer.encode_batch(["a" + "\u0301\u0316" * 75_000])
+    assert time.process_time() - began < 8

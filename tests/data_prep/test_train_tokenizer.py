@@ -133,7 +133,12 @@ def test_sentences_with_the_reserved_sign_are_kept_and_counted(
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        ("\n \n\n", {}, "text"),
+        ("\n \n\n", {}, "only blank lines"),
+        (
+            "Two.\nTwo.\n",
+            {"holdout_fraction": 0.9999},
+            r"all 2 sentences held out.*Set --holdout_fraction=0",
+        ),
         (
             "abcdefghijklmnopqrstuvwxyz " * 9,
             {"vocab_size": 20},
