@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from albert_tf.config.task import KINDS
 from albert_tf.interop.weight_names import list_weights
-from tests.helpers.random_task import HEADS, LENGTH, make_task
+from tests.helpers.random_task import LENGTH, make_task
 from tests.helpers.step_program import make_dataset
+from tests.helpers.tiny_albert import HEADS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

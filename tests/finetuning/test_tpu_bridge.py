@@ -6,12 +6,13 @@ from albert_tf.cluster.host import Host
 from albert_tf.finetuning.features import task_features
 from albert_tf.training.evaluate import Evaluator
 from tests.helpers import tpu_bridge
-from tests.helpers.random_task import HEADS, make_task
+from tests.helpers.random_task import make_task
+from tests.helpers.tiny_albert import HEADS
 
 # Arrays that the evaluator gathers: logits of choices, which are classes; or
 # starts and ends of the beam, each with its scores, and the logit of "no
 # answer".
-NUM_PREDICTIONS = {"multiple_choice": 1, "question_answering_beam": 5}
+NUM_PREDICTIONS = {"multiple_choice": 1, "beam": 5}
 
 
 @pytest.fixture

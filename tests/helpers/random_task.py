@@ -14,16 +14,6 @@ from tests.helpers import tiny_task
 
 LENGTH, NUM_RECORDS = 24, 30
 
-HEADS = {
-    "classification": TaskHeadConfig("classification", ("a", "b", "c")),
-    "regression": TaskHeadConfig("regression"),
-    "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=4),
-    "question_answering": TaskHeadConfig("question_answering"),
-    "question_answering_beam": TaskHeadConfig(
-        "question_answering", squad_head="beam"
-    ),
-}
-
 
 class Task(NamedTuple):
     """A task of random records, and the run that trains on them."""

@@ -328,7 +328,7 @@ def test_failed_reads_of_intact_records_are_repeated_some_times(
     config = tiny_run.make_config(tiny_records, tmp_path, eval_input_file=())
     failures = collections.Counter({6: MAX_REREADS, 8: MAX_REREADS, 10: 99})
     make, limits, lost = trainer.make_train_steps, Limits(), []
-    monkeypatch.setattr(host, "watch", lambda *_: limits)
+    monkeypatch.setattr(host, "Watchdog", lambda *_: limits)
 
     def make_failing(strategy, state, *others):
         train_steps = make(strategy, state, *others)
