@@ -18,7 +18,8 @@
 # make test-all      runs test, slow-test and extras-test, not tpu-wheel-test
 # make lint          checks the style of the code
 # make typecheck     checks the types of the code
-# make docs          writes the tables of docs/ that the code knows
+# make docs          writes the tables of docs/ that the code knows, and the site of
+#                    all pages and of the Python interface, build/site
 # make lock          updates constraints/*.txt for changes of setup.py;
 #                    UPGRADE=1 also selects newer versions
 # make clean         removes all build results and environments
@@ -145,6 +146,7 @@ typecheck: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # --- the demo ----------------------------------------------------------------
 

@@ -109,7 +109,11 @@ setup(
             *DASK,
             *SERVING,
             "hypothesis>=6.100",
+            "ipykernel>=6.29",  # with nbclient, runs the notebooks
+            "mkdocs-material>=9.6",  # with mkdocstrings, makes the site
+            "mkdocstrings[python]>=1.0",
             "mypy>=1.11",
+            "nbclient>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "pyyaml>=6",
