@@ -272,7 +272,7 @@ UTF16 = "UTF-16 byte order mark in line 1"
 OBJECT = r"line 2 of .*must be an object with a string"
 REFUSED = [
     ("a.txt", "One a.\n".encode("utf-16"), UTF16),
-    ("a.txt.gz", gzip.compress("One a.\n".encode("utf-16")), UTF16),
+    ("a.txt.gz", gzip.compress("One a.\n".encode("utf-16"), mtime=0), UTF16),
     # Without a byte order mark, ASCII text is valid UTF-8.
     (
         "a.txt",
@@ -301,8 +301,12 @@ REFUSED = [
     ("a.jsonl", b'{"text": "A"}\n["text"]', OBJECT),
     ("a.txt", b"", r"a.txt, 0 bytes"),
     ("a.txt.gz", b"One a.\n", r"complete gz file.*rename it"),
-    ("a.txt.gz", gzip.compress(gzip.compress(b"A")), "Unpack it once more"),
-    ("a.tgz", gzip.compress(tar_of("a.txt")), "tar archive.*tar -xf"),
+    (
+        "a.txt.gz",
+        gzip.compress(gzip.compress(b"A", mtime=0), mtime=0),
+        "Unpack it once more",
+    ),
+    ("a.tgz", gzip.compress(tar_of("a.txt"), mtime=0), "tar archive.*tar -xf"),
     ("a", b"PAR1\x15\x04\x15", r"Parquet.*read_parquet.*to_json"),
     ("a.txt", b"PK\x03\x04\x14", "zip archive.*unzip"),
     ("a.txt", "One a.\n".encode("utf-32"), "UTF-32.*iconv"),
