@@ -108,8 +108,7 @@ BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
     tests/finetuning/test_tpu_bridge.py tests/cluster/test_replicas.py
 
 SLICE_TESTS := $(BRIDGE_TESTS) tests/training/test_slice.py \
-    tests/cluster/test_preemption.py tests/cluster/test_strategy.py \
-    tests/cluster/test_watchdog.py
+    tests/cluster/test_preemption.py tests/cluster/test_strategy.py
 
 slice-test: $(VENV)/installed
 	$(PYTEST) $(SLICE_TESTS) $(PYTEST_ARGS)

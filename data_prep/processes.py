@@ -157,9 +157,9 @@ class Processes:
                 raise
             raise RetryError(
                 "the workers of Dask must survive their tasks",
-                received=f"{error}, probably because memory ran out",
-                remedy="Start workers with more memory, and run the same "
-                "command again: finished work is kept.",
+                received=str(error),
+                remedy="Their logs say why; without a message, memory probably "
+                "ran out. The same command goes on from its finished work.",
             ) from None
 
     def _max_pending(self) -> int:

@@ -114,21 +114,11 @@ GPU_PEAK_FLOPS = {
 }
 
 
-def tpu_by_accelerator_type(accelerator_type: str) -> TPUChip | None:
-    """The chip of a type such as `v5litepod-16`; None for an unknown type."""
-    version = accelerator_type.split("-")[0]
-    return TPU_CHIPS.get(TPU_ALIASES.get(version, version))
-
-
 def gpu_peak_flops(name: str) -> float | None:
-    """Peak of a GPU in FLOP/s by its name, e.g. `NVIDIA H100 80GB HBM3`.
-
-    Returns None for a GPU that is not in `GPU_PEAK_FLOPS`.
-    """
+    """Peak in FLOP/s of a GPU, e.g. `NVIDIA H100 80GB HBM3`, if it is known."""
     words = re.split(r"[^A-Z0-9]+", name.upper())
-    return next(
-        (peak for word, peak in GPU_PEAK_FLOPS.items() if word in words), None
-    )
+    found = [peak for word, peak in GPU_PEAK_FLOPS.items() if word in words]
+    return found[0] if found else None
 
 
 def find_chips() -> list[str]:
@@ -162,8 +152,9 @@ def chip_of_this_machine(num_devices: int) -> TPUChip | None:
             chip or one of its two cores, with half its memory and peak.
     """
     chips = find_chips()
-    name = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
-    chip = tpu_by_accelerator_type(name)
+    kind = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
+    version = kind.split("-")[0]  # of v5litepod-16
+    chip = TPU_CHIPS.get(TPU_ALIASES.get(version, version))
     if chip is not TPU_CHIPS["v4"] or num_devices == len(chips) > 0:
         return chip
     if not chips or num_devices != 2 * len(chips):

@@ -67,9 +67,9 @@ class StopRequest:
         self._lock = threading.Lock()
 
     def set(self, reason: str, exit_status: int = PREEMPTED_STATUS) -> None:
-        """Requests a stop; later requests are ignored.
+        """Requests a stop, and sets the flag; later requests are ignored.
 
-        Returns when the flag is set, or after `SAME_SIGNAL_S` seconds.
+        On a slice the flag is on host 0: if that host is lost, this never ends.
         """
         with self._lock:
             if self.reason:
@@ -79,14 +79,6 @@ class StopRequest:
             "%s: the run saves a checkpoint and stops at most two steps later",
             reason,
         )
-        # On a slice, the flag is on host 0. If that host is lost, the
-        # assignment never ends, and the thread that listens for signals must
-        # hear a second one.
-        assignment = threading.Thread(target=self._raise_flag, daemon=True)
-        assignment.start()
-        assignment.join(SAME_SIGNAL_S)
-
-    def _raise_flag(self) -> None:
         # The training loop is one remote operation on the same host. In the
         # loop's stream the assignment would wait for the end of the loop.
         stream = executor.new_executor(
@@ -170,8 +162,11 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
                 first_at = time.monotonic()
             elif time.monotonic() - first_at > SAME_SIGNAL_S:
                 os._exit(128 + number)
-            name = signal.Signals(number).name
-            request.set(f"signal {number} ({name})", 128 + number)
+            reason = f"signal {number} ({signal.Signals(number).name})"
+            # In a thread, so that this one hears a second signal.
+            threading.Thread(
+                target=request.set, args=(reason, 128 + number), daemon=True
+            ).start()
 
     # The handlers do nothing, but Python writes the numbers of handled signals
     # to the socket.

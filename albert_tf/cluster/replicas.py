@@ -27,22 +27,22 @@ class Replicas:
 
     def __init__(self, variables: Mapping[str, tf.Variable]) -> None:
         self._variables = dict(variables)
-        self._strategy: tf.distribute.TPUStrategy | None = None
-        for variable in self._variables.values():
-            strategy = getattr(variable, "distribute_strategy", None)
-            if _has_program(strategy):
-                self._strategy = strategy
+        strategies = [
+            getattr(variable, "distribute_strategy", None)
+            for variable in self._variables.values()
+        ]
+        self._strategy: Any = next(filter(_has_program, strategies), None)
         self._copied = {
             name: variable
             for name, variable in self._variables.items()
-            if self._strategy is not None and _is_copied(variable.dtype)
+            if self._strategy and _is_copied(variable.dtype)
         }
         self._program = tf.function(self._copy_on_all, autograph=False)
 
     def assign(self, values: Mapping[str, tf.Tensor | np.ndarray]) -> None:
         """Assigns values by name, on all replicas."""
         for name, variable in self._variables.items():
-            if self._strategy is not None and name in self._copied:
+            if self._strategy and name in self._copied:
                 variable, *_ = self._strategy.experimental_local_results(
                     variable
                 )
@@ -59,9 +59,9 @@ class Replicas:
         return {n: v.numpy() for n, v in self._variables.items()}
 
     def _copy_on_all(self) -> None:
-        assert self._strategy is not None
-        variables = tuple(self._copied.values())
-        self._strategy.run(copy_on_replica, args=(variables,))
+        self._strategy.run(
+            copy_on_replica, args=(tuple(self._copied.values()),)
+        )
 
 
 @tf.autograph.experimental.do_not_convert

@@ -30,7 +30,7 @@ NOT_NEEDED = ("jax", "matplotlib", "sklearn")
 # Flags of XLA, which change the programs that it compiles.
 COMPILER_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", "TF_XLA_FLAGS")
 # The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
-NEWEST_LIBTPU = "0.0.30"
+NEWEST_LIBTPU = SpecifierSet("<=0.0.30")
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # Devices of NVIDIA's and Google's drivers.
 ACCELERATORS = ("/dev/nvidia*", "/dev/accel*", "/dev/vfio/*")
@@ -57,24 +57,19 @@ def import_tensorflow() -> None:
         ModuleNotFoundError: If TensorFlow is missing.
         UserError: If its libtpu would end the process.
     """
-    libtpu = _version("libtpu")
-    newest = SpecifierSet(f"<={NEWEST_LIBTPU}")
-    if (
-        "tensorflow-tpu" in installed_tensorflows()
-        and libtpu
-        and libtpu not in newest
-    ):
+    libtpu = _judge("libtpu", _version("libtpu"), NEWEST_LIBTPU)
+    on_tpu = "tensorflow-tpu" in installed_tensorflows()
+    if on_tpu and libtpu.remedy and libtpu.version != "none":
         raise UserError(
-            f"libtpu must be at most {NEWEST_LIBTPU}: with a newer one the "
-            "import of tensorflow-tpu ends the process",
-            received=libtpu,
-            remedy=f"pip install libtpu=={NEWEST_LIBTPU}",
+            f"libtpu must be {NEWEST_LIBTPU}: with a newer one the import of "
+            "tensorflow-tpu ends the process",
+            received=libtpu.version,
+            remedy=libtpu.remedy,
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(quick_import())
-        if LOG_LEVEL not in os.environ and not any(
-            map(glob.glob, ACCELERATORS)
-        ):
+        has_accelerator = any(map(glob.glob, ACCELERATORS))
+        if LOG_LEVEL not in os.environ and not has_accelerator:
             # TensorFlow reads it when it first uses a device.
             os.environ[LOG_LEVEL] = "3"
             stack.enter_context(_without_stderr())
@@ -147,8 +142,7 @@ def check_installed() -> list[Installed]:
         same = SpecifierSet(f"=={'.'.join(map(str, minor))}.*")
         found.append(_judge("tensorflow-text", text, same))
     if "tensorflow-tpu" in tensorflows:
-        newest = SpecifierSet(f"<={NEWEST_LIBTPU}")
-        found.append(_judge("libtpu", _version("libtpu"), newest))
+        found.append(_judge("libtpu", _version("libtpu"), NEWEST_LIBTPU))
     return found
 
 

@@ -65,12 +65,12 @@ def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     ) or not os.environ.get("TF_CONFIG")
 
 
-def slice_servers(strategy: tf.distribute.Strategy) -> Sequence[str]:
+def slice_servers(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
     """HOST:PORT of the servers of a TPU slice; () without servers."""
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return ()
     cluster = strategy.cluster_resolver.cluster_spec()
-    return cluster.as_dict().get("worker", ()) if cluster else ()
+    return tuple(cluster.as_dict().get("worker", ())) if cluster else ()
 
 
 def read_cluster() -> tuple[Cluster, str, int]:

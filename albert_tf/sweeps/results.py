@@ -276,9 +276,9 @@ def markdown(plan: Plan, content: Mapping[str, Any]) -> str:
             paper[first].get(metric),
             paper[second].get(metric),
         )
-        published = None
+        expected = None
         if of_first is not None and of_second is not None:
-            published = of_first - of_second
+            expected = of_first - of_second
         if one["num_runs"]:
             rows.append(
                 [
@@ -286,7 +286,7 @@ def markdown(plan: Plan, content: Mapping[str, Any]) -> str:
                     metric,
                     _format(metric, one["mean"], "+"),
                     _format(metric, one["standard_error"]),
-                    _format(metric, published, "+"),
+                    _format(metric, expected, "+"),
                 ]
             )
     titles = ["difference", "metric", "mean", "standard error", "paper"]

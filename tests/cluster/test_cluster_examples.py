@@ -132,17 +132,6 @@ def test_under_slurm_each_worker_gets_all_nodes_and_its_index(
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_task_of_slurm_gets_the_complete_node():
-    """By default it gets one processor: https://slurm.schedmd.com/sbatch.html"""
-    text = (CLUSTER / "slurm.sbatch").read_text()
-    asked = [
-        line.split()[1]
-        for line in text.splitlines()
-        if line.startswith("#SBATCH")
-    ]
-    assert {"--ntasks-per-node=1", "--exclusive", "--mem=0"} < set(asked)
-
-
 def test_one_node_of_slurm_mirrors_over_its_gpus(machine, tmp_path):
     done = machine(CLUSTER / "slurm.sbatch", **slurm("gpu1", "1"))
     assert done.returncode == 0, done.stderr
@@ -166,17 +155,15 @@ def test_a_job_is_queued_again_after_a_preemption_or_a_temporary_fault(
     assert queued == (asked.exists() and "requeue 654321" in asked.read_text())
 
 
-def test_several_tasks_on_a_node_are_refused(machine, tmp_path):
-    done = machine(CLUSTER / "worker.sh", **slurm(tasks="6"))
-    assert done.returncode == 1
-    assert "Received: 6 tasks on 3 nodes" in done.stderr
-    assert not (tmp_path / "worker-0").exists()
-
-
-def test_a_worker_without_a_scheduler_is_refused(machine):
-    done = machine(CLUSTER / "worker.sh")
-    assert done.returncode == 1
-    assert "must be started by Slurm or an indexed job" in done.stderr
+def test_a_worker_needs_a_scheduler_with_one_task_a_node(machine, tmp_path):
+    for environment, fault in (
+        (slurm(tasks="6"), "Received: 6 tasks on 3 nodes"),
+        ({}, "must be started by Slurm or an indexed job"),
+    ):
+        done = machine(CLUSTER / "worker.sh", **environment)
+        assert done.returncode == 1
+        assert fault in done.stderr
+        assert not (tmp_path / "worker-0").exists()
 
 
 def test_under_kubernetes_workers_find_each_other_by_the_service(
@@ -193,6 +180,11 @@ def test_under_kubernetes_workers_find_each_other_by_the_service(
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
 
+    # A preempted pod is started again, which needs the policy "Never".
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    codes = [r["onExitCodes"]["values"] for r in rules if "onExitCodes" in r]
+    assert (pod["restartPolicy"], codes[0]) == ("Never", [143])
+
     program, *flags = container["command"]
     done = machine(
         ROOT / program,
@@ -208,16 +200,6 @@ def test_under_kubernetes_workers_find_each_other_by_the_service(
     }
     assert task == ("worker", 2)
     assert arguments[2:] == ["--strategy=multi_worker", *flags, *FLAGS]
-
-
-def test_kubernetes_restarts_preempted_pods():
-    *_, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
-    rules = job["spec"]["podFailurePolicy"]["rules"]
-    ignored = [rule for rule in rules if rule["action"] == "Ignore"]
-    codes = [r["onExitCodes"]["values"] for r in ignored if "onExitCodes" in r]
-    assert codes == [[143]]
-    # The policy needs it: https://kubernetes.io/docs/tasks/job/pod-failure-policy
-    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 
 
 def flags_of_slurm():

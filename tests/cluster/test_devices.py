@@ -110,6 +110,9 @@ def test_only_a_local_tpu_is_searched_for(machine):
     for told in (str(devices.PCI_DEVICES), "accel*", "installed: tensorflow"):
         assert told in raised.value.fault
     assert "docs/tpu.md" in raised.value.remedy
+    named = DistributionConfig(strategy="tpu", tpu_name="mine")
+    with pytest.raises(UserError, match=r"Received: mine\. .*grpc://10"):
+        devices.check_tpu(named)
     devices.check_tpu(DistributionConfig(strategy="auto"))
     devices.check_tpu(DistributionConfig(strategy="tpu", tpu_name="grpc://a:1"))
 
@@ -145,12 +148,6 @@ def test_a_run_for_a_missing_tpu_ends_within_seconds(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tpu_is_given_by_the_addresses_of_its_servers():
-    config = DistributionConfig(strategy="tpu", tpu_name="mine")
-    with pytest.raises(UserError, match=r"Received: mine\. .*grpc://10"):
-        devices.check_tpu(config)
-
-
 @pytest.mark.parametrize(
     ("name", "teraflops"),
     [
@@ -167,9 +164,10 @@ def test_a_gpu_has_the_peak_of_its_data_sheet(name, teraflops):
 
 
 @pytest.mark.parametrize(
-    ("accelerator_type", "version"),
-    [("v3-32", "v3"), ("v5litepod-16", "v5e"), ("v99-8", None), ("", None)],
+    ("kind", "version"),
+    [("v3-32", "v3"), ("v5litepod-16", "v5e"), ("v99-8", None)],
 )
-def test_a_chip_is_known_by_its_accelerator_type(accelerator_type, version):
-    chip = devices.tpu_by_accelerator_type(accelerator_type)
+def test_a_chip_is_known_by_its_accelerator_type(kind, version, monkeypatch):
+    monkeypatch.setenv(devices.TYPE_VARIABLE, kind)
+    chip = devices.chip_of_this_machine(1)
     assert chip == (version and devices.TPU_CHIPS[version])

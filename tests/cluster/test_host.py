@@ -3,12 +3,15 @@
 import atexit
 import json
 import socket
+import time
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from albert_tf.cluster import watchdog as watchdog_module
 from albert_tf.cluster.host import connect
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.cluster.workers import name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError
@@ -98,3 +101,51 @@ def test_a_lost_worker_is_named_although_tensorflow_does_not(
             name_lost_workers(20),
         ):
             raise tf.errors.UnavailableError(None, None, message)
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The activities that would have ended the process, and their settings."""
+    activities = []
+    monkeypatch.setattr(
+        watchdog_module,
+        "_end_process",
+        lambda activity, _, setting: activities.append((activity, setting)),
+    )
+    return activities
+
+
+def test_an_activity_may_take_ten_times_its_usual_time():
+    """At least 5 minutes, and the timeout if the usual time is unknown."""
+    watchdog = Watchdog(1800)
+    assert watchdog.limit_s() == 1800
+    assert watchdog.limit_s(44.0) == 440.0
+    assert watchdog.limit_s(847.0) == 8470.0
+    assert watchdog.limit_s(1.0) == 300.0
+    assert Watchdog(60).limit_s(1.0) == 60.0
+
+
+def wait_until(ended, number):
+    deadline = time.monotonic() + 60
+    while len(ended) < number and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
+    watchdog = Watchdog(0.05)
+    with watchdog.limit("a short one"):
+        pass
+    with Watchdog(0).limit("an unlimited one"):
+        time.sleep(0.1)
+    with watchdog.limit("a long one"):
+        wait_until(ended, 1)
+    with Watchdog(0.05, "worker_timeout_s").limit("connecting"):
+        wait_until(ended, 2)
+    # No setting is named if the limit follows from the usual time.
+    with Watchdog(0.01).limit("a loop", usual_s=0.005):
+        wait_until(ended, 3)
+    assert ended == [
+        ("a long one", "hang_timeout_s"),
+        ("connecting", "worker_timeout_s"),
+        ("a loop", ""),
+    ]

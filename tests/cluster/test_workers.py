@@ -15,7 +15,7 @@ from albert_tf.cluster.workers import (
     find_connection_faults,
     wait_for_workers,
 )
-from albert_tf.errors import RETRY_STATUS, UserError
+from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from tests.helpers import disagreeing_worker, tiny_run
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
@@ -59,31 +59,6 @@ def test_all_workers_return_once_the_last_has_started():
         assert process.returncode == 0
 
 
-@pytest.mark.slow
-def test_unreachable_workers_are_tried_in_parallel():
-    """Each try takes 5 s; in sequence they would take 20."""
-    (mine,) = free_ports(1)
-    with contextlib.ExitStack() as stack:
-        hidden = []
-        for _ in range(4):
-            # Its queue is full, so that it answers nothing.
-            server = stack.enter_context(socket.socket())
-            server.bind(("127.0.0.1", 0))
-            server.listen(0)
-            hidden.append(server.getsockname())
-            for _ in range(4):
-                client = stack.enter_context(socket.socket())
-                client.setblocking(False)
-                client.connect_ex(hidden[-1])
-        addresses = [f"{host}:{port}" for host, port in hidden]
-        began = time.monotonic()
-        with pytest.raises(UserError, match=f"worker 4 at {addresses[-1]}"):
-            wait_for_workers(
-                {"worker": [f"127.0.0.1:{mine}", *addresses]}, "worker", 0, 2
-            )
-    assert time.monotonic() - began < 18
-
-
 def test_ipv6_addresses_have_brackets():
     if not socket.has_dualstack_ipv6():
         pytest.skip("needs IPv6")
@@ -98,7 +73,7 @@ def test_missing_workers_are_named_with_their_addresses():
     mine, there, away = free_ports(3)
     with socket.create_server(("localhost", there)):
         began = time.monotonic()
-        with pytest.raises(UserError) as error:
+        with pytest.raises(RetryError) as error:
             wait_for_workers(
                 {"worker": [f"localhost:{p}" for p in (mine, there, away)]},
                 "worker",
@@ -106,9 +81,9 @@ def test_missing_workers_are_named_with_their_addresses():
                 timeout_s=2,
             )
     assert 2 <= time.monotonic() - began < 10
-    assert f"Received: no answer from worker 2 at localhost:{away}" in str(
-        error.value
-    )
+    said = str(error.value)
+    assert "must start within worker_timeout_s=2" in said
+    assert f"no answer from worker 2 at localhost:{away}. Check" in said
 
 
 def test_a_port_in_use_is_refused_at_once():
@@ -121,36 +96,36 @@ def test_a_port_in_use_is_refused_at_once():
 
 
 def test_faults_of_connections_are_returned_by_address():
-    """Also for an invalid host name, which is not an OSError."""
-    with socket.create_server(("", 0)) as there, socket.socket() as silent:
-        silent.bind(("", 0))  # so that no other process listens there
-        addresses = [
-            f"localhost:{server.getsockname()[1]}" for server in (there, silent)
-        ]
+    """Also for an invalid host name, which is not an OSError.
+
+    Servers that answer nothing are tried in parallel.
+    """
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(socket.create_server(("localhost", 0)))
+        silent = stack.enter_context(socket.socket())
+        silent.bind(("localhost", 0))  # so that no other process listens there
+        servers = [there, silent]
+        for _ in range(4):
+            full = stack.enter_context(socket.socket())
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            servers.append(full)
+            for _ in range(4):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(full.getsockname())
+        addresses = [f"localhost:{s.getsockname()[1]}" for s in servers]
         invalid = f"{'a' * 70}:1"
-        faults = find_connection_faults([*addresses, invalid], 5)
-    assert list(faults) == [addresses[1], invalid]
+        began = time.monotonic()
+        faults = find_connection_faults([*addresses, invalid], 2)
+        assert time.monotonic() - began < 6
+    assert list(faults) == [*addresses[1:], invalid]
     assert "refused" in faults[addresses[1]]
     assert not find_connection_faults([], 5)
 
 
-TIMEOUT_S = 10
 # For both workers to start, on a machine that may be busy.
-TIMEOUT_OF_TWO_S = 20
-
-
-def start(tiny_records, tmp_path, timeout_s):
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path / "run",
-        strategy="multi_worker",
-        num_train_steps=10**6,
-        steps_per_loop=5,
-        save_checkpoints_steps=10,
-        eval_input_file=(),
-        worker_timeout_s=timeout_s,
-    )
-    return RunProcesses(config, tmp_path, workers=2)
+TIMEOUT_S = 20
 
 
 @pytest.mark.slow
@@ -161,14 +136,24 @@ def start(tiny_records, tmp_path, timeout_s):
 def test_a_lost_worker_ends_the_others_with_one_line(
     tiny_records, tmp_path, number, lost
 ):
-    run = start(tiny_records, tmp_path, TIMEOUT_OF_TWO_S)
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "run",
+        strategy="multi_worker",
+        num_train_steps=10**6,
+        steps_per_loop=5,
+        save_checkpoints_steps=10,
+        eval_input_file=(),
+        worker_timeout_s=TIMEOUT_S,
+    )
+    run = RunProcesses(config, tmp_path, workers=2)
     run.wait_for_step(20)
     run.signal(number, worker=lost)
     lost_at = time.monotonic()
     other = run.processes[1 - lost]
     assert other.wait(PATIENCE_S) == RETRY_STATUS
     # A hang is detected after the timeout, plus some time on a busy machine.
-    assert time.monotonic() - lost_at < TIMEOUT_OF_TWO_S + 60
+    assert time.monotonic() - lost_at < TIMEOUT_S + 60
     run.kill()
     errors = [line for line in run.log().splitlines() if "error: " in line]
     (line,) = (text for text in errors if text.startswith("error: "))
@@ -177,19 +162,6 @@ def test_a_lost_worker_ends_the_others_with_one_line(
         assert f"no answer from worker {lost} at localhost" in line
     assert "start all workers again" in line
     assert "Traceback" not in run.log()
-
-
-@pytest.mark.slow
-def test_a_waiting_worker_names_the_one_that_does_not_start(
-    tiny_records, tmp_path
-):
-    run = start(tiny_records, tmp_path, TIMEOUT_S)
-    run.signal(signal.SIGKILL, worker=0)  # before it has begun
-    assert run.processes[1].wait(PATIENCE_S) == RETRY_STATUS
-    log = run.log()
-    assert "no answer from worker 0 at localhost:" in log
-    assert "must start within worker_timeout_s=10" in log
-    assert "Traceback" not in log
 
 
 @pytest.mark.slow
