@@ -172,11 +172,7 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     """Writes a run with one checkpoint, whose training cannot be resumed.
 
     All settings except the architecture and `ModelWeights.settings` are
-    defaults.
-
-    Args:
-        directory: A new directory.
-        run_dir: The final path of the directory, after the rename.
+    defaults. `run_dir` is the path of the directory after the rename.
     """
     length = min(
         DataConfig.max_seq_length, weights.config.max_position_embeddings
@@ -238,11 +234,7 @@ _OUR_OUTPUTS = {
 def verify(
     weights: ModelWeights, directory: str, dtype: str = "float32"
 ) -> str:
-    """Reads a written model and compares it with the model it was made from.
-
-    Returns the result, as lines of text. `dtype`: type of the weights in a
-    Hugging Face folder.
-    """
+    """Reads a written model and compares it with `weights`; returns lines."""
     is_run = formats.find_format(directory) == RUN
     expected = weights if is_run else weights.regrouped()
     written = formats.read_weights(directory)
@@ -258,22 +250,19 @@ def verify(
             if name in found
         }
     differing = [
-        name
-        for name in facts
-        if getattr(expected, name) != getattr(written, name)
-    ]
-    # A run has all settings, also those that are unknown here.
-    differing += [
-        name
-        for name, value in expected.settings.items()
-        if written.settings.get(name) != value
-    ]
-    differing += [
-        name
-        for name in arrays.keys() | found.keys()
-        if name not in arrays
-        or name not in found
-        or arrays[name].tobytes() != found[name].tobytes()
+        *(n for n in facts if getattr(expected, n) != getattr(written, n)),
+        # A run has all settings, also those that are unknown here.
+        *(
+            name
+            for name, value in expected.settings.items()
+            if written.settings.get(name) != value
+        ),
+        *(arrays.keys() ^ found.keys()),
+        *(
+            name
+            for name in arrays.keys() & found.keys()
+            if arrays[name].tobytes() != found[name].tobytes()
+        ),
     ]
     if differing:
         raise UserError(

@@ -106,12 +106,9 @@ def split_run(path: str) -> tuple[str, str]:
 
 
 def read_weights(path: str, step: int = 0) -> ModelWeights:
-    """Reads a model of any format.
+    """Reads a model of any format in the module's docstring.
 
-    Args:
-        path: One of the forms in the module's docstring, local or gs://.
-        step: The checkpoint to read from a directory with several; 0 is the
-            newest. It must be 0 if the path names one checkpoint.
+    `step` selects a checkpoint of a directory with several; 0 is the newest.
     """
     path = shipped.find(path.rstrip("/"), shipped.MODEL)
     found, is_archive = find_format(path), path.endswith(ARCHIVE_SUFFIXES)

@@ -357,8 +357,7 @@ _ACTIVATIONS = {
 }
 _THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
 
-# The number of choices if a config.json has none: that of the documentation of
-# transformers, which ignores this setting.
+# Transformers ignores this setting; its documentation has 2 choices.
 _NUM_CHOICES = "num_choices"
 _DEFAULT_NUM_CHOICES = 2
 
@@ -413,10 +412,8 @@ def class_name(weights: ModelWeights) -> str:
 def read_config(stored: Any, path: str) -> tuple[ModelConfig, str]:
     """Reads the architecture and the sentence objective of a config.json.
 
-    Args:
-        stored: The content. Missing settings have the defaults of
-            transformers' `AlbertConfig`; the objective, "sop".
-        path: Of the file, for the error.
+    Missing settings have the defaults of transformers' `AlbertConfig`; the
+    objective, "sop".
     """
     if not isinstance(stored, dict):
         raise UserError(f"{path} must hold a JSON object")
@@ -619,10 +616,6 @@ def tokenizer_files(
     """The contents of the tokenizer's files, by file name.
 
     tokenizer_template.json has what does not depend on the vocabulary.
-
-    Args:
-        tokenizer: Of the SentencePiece model whose path is `vocabulary`.
-        max_length: Maximum number of tokens in the model's input.
     """
     # Imported late, since it takes as long as all other imports here.
     from sentencepiece import sentencepiece_model_pb2
@@ -701,7 +694,7 @@ def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
     `tokenizer_files` or of `AlbertTokenizer`; both decompose text outside of a
     vocabulary that does not normalise it itself.
     """
-    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+    from sentencepiece import SentencePieceNormalizer, sentencepiece_model_pb2
 
     steps = fast["normalizer"].get("normalizers", [fast["normalizer"]])
     by_type = {step["type"]: step for step in steps}
@@ -729,10 +722,11 @@ def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
     rules = by_type.get("Precompiled", {}).get("precompiled_charsmap") or ""
     spec.precompiled_charsmap = base64.b64decode(rules)
     if not normalized_outside:
-        processor = SentencePieceProcessor(
-            model_proto=model.SerializeToString()
+        rules_only = sentencepiece_model_pb2.ModelProto(normalizer_spec=spec)
+        normalizer = SentencePieceNormalizer(
+            model_proto=rules_only.SerializeToString()
         )
-        spec.name = NORMALIZER_NAMES[not processor.normalize("A").endswith("A")]
+        spec.name = NORMALIZER_NAMES["A" not in normalizer.normalize("A")]
     return model.SerializeToString(), not lower
 
 

@@ -22,22 +22,13 @@ MOMENTS = ("m", "v")  # the optimizers' names of their slots
 
 
 class Weight(NamedTuple):
-    """A variable of the model.
-
-    Attributes:
-        path: The variable's path in albert_tf.
-        shape: Its shape.
-        google_albert: Its name in checkpoints of google-research/albert,
-            where it has the same shape.
-        hugging_face: Its name in `AlbertForPreTraining`.
-        transposed: Whether Hugging Face holds it as `(outputs, inputs)`.
-    """
+    """A variable of the model, by its path in albert_tf."""
 
     path: str
-    shape: tuple[int, ...]
-    google_albert: str
-    hugging_face: str
-    transposed: bool = False
+    shape: tuple[int, ...]  # also in google-research/albert
+    google_albert: str  # its name in their checkpoints
+    hugging_face: str  # its name in `AlbertForPreTraining`
+    transposed: bool = False  # in Hugging Face: (outputs, inputs)
 
 
 # The variables of a kind of layer: names in TensorFlow and in Hugging Face. A
@@ -120,13 +111,10 @@ def list_weights(
 ) -> list[Weight]:
     """Lists all variables of a model; their order has no meaning.
 
-    Args:
-        config: The architecture. If its layers share only some weights, the
-            other names of their weights are empty: other projects have no such
-            models. See `ModelWeights.regrouped`.
-        sentence_objective: "none" is a model without pooler and sentence
-            head.
-        head: The head of a fine-tuned model, which has no pretraining heads.
+    If the layers share only some weights, the other names of their weights are
+    empty: other projects have no such models. See `ModelWeights.regrouped`.
+    The objective "none" has neither pooler nor sentence head; a model with
+    `head` has no pretraining heads.
     """
     if head is None:
         heads = ["masked_lm"]
@@ -341,10 +329,7 @@ def check_arrays(
     found: Mapping[str, tuple[tuple[int, ...], str]],
     source: str,
 ) -> None:
-    """Refuses arrays that are missing, unknown, or of another form.
-
-    `found`: shape and dtype by name; `source`: where they were read.
-    """
+    """Refuses arrays that are missing, unknown, or of another form."""
     faults = [f"{name} is missing" for name in shapes if name not in found]
     faults += [f"{name} is unknown" for name in found if name not in shapes]
     for name, wanted in shapes.items():

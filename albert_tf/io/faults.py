@@ -111,12 +111,15 @@ def explain(error: BaseException) -> UserError | None:
         return _explain_full_disk(error)
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
-        extra = _EXTRAS.get(package)
-        return extra and UserError(
+        if package not in _EXTRAS:
+            return None
+        remedy = f"pip install 'albert-tf[{_EXTRAS[package]}]'"
+        if package == "tensorflow":
+            remedy += ", or [gpu] or [tpu]"
+        return UserError(
             f"{package} must be installed",
             received=str(error),
-            remedy=f"pip install 'albert-tf[{extra}]'"
-            + (", or [gpu] or [tpu]." if extra == "cpu" else "."),
+            remedy=f"{remedy}.",
         )
     if isinstance(error, OSError):
         return _explain_local(error.errno, error.filename, error.strerror)

@@ -127,6 +127,9 @@ def test_tokenizers_of_transformers_give_the_same_ids(
             assert a == b, (cls, line)
 
 
+EMPTY_PIECE = {"type": "Unigram", "vocab": [["<pad>", 0.0], ["", -1.0]]}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -134,6 +137,11 @@ def test_tokenizers_of_transformers_give_the_same_ids(
         ({"normalizer": {"type": "Lowercase"}}, "Lowercase without NFKD"),
         ({"normalizer": None}, "must describe a vocabulary.*spiece.model"),
         ({"model": None}, "KeyError 'model'"),
+        (
+            # SentencePiece would end the process.
+            {"normalizer": {"type": "NFC"}, "model": EMPTY_PIECE},
+            "no piece of .* may be empty",
+        ),
     ],
 )
 def test_another_pipeline_is_refused(tmp_path, change, message):
