@@ -45,8 +45,14 @@ from typing import Any
 from absl import logging
 
 from albert_tf.cluster import devices
+from albert_tf.cluster.jobs import handle_signals
 from albert_tf.config import FirstModelConfig, ModelConfig, flags
-from albert_tf.errors import RETRY_STATUS, UserError, name_faults
+from albert_tf.errors import (
+    RETRY_STATUS,
+    UserError,
+    describe_end,
+    name_faults,
+)
 from albert_tf.io import files, shipped
 from albert_tf.io.artifact import differences, own
 
@@ -69,8 +75,6 @@ TAIL, RESERVE = 2.5, 0.03
 ENDLESS = 10_000_000  # steps; the time ends such a stage
 MAX_ATTEMPTS = 3
 POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
-
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -564,12 +568,13 @@ class FirstModel:
         if self._interrupted:
             raise InterruptError(self._interrupted)
         is_over = seconds and stage["seconds"] >= seconds
-        if status and not (is_over and status == 128 + signal.SIGTERM):
+        stopped = (128 + signal.SIGTERM, -signal.SIGTERM)
+        if status and not (is_over and status in stopped):
             with open(log, errors="replace") as file:
                 lines = file.read().strip().splitlines() or ["no message"]
             raise UserError(
                 f"{name}: the command must succeed",
-                received=f"status {status}: {lines[-1]}",
+                received=f"{describe_end(status)}: {lines[-1]}",
                 remedy=f"See {log}. The same command goes on from here.",
             )
         if seconds:
@@ -597,7 +602,7 @@ class FirstModel:
         """Runs a command to its end, or asks it to stop when its time is over.
 
         Returns:
-            The exit status as a shell reports it, and the standard output.
+            The exit status, or minus its signal, and the standard output.
         """
         stage = self._stage(name)
         output = f"{self.dir}/logs/{name}.out"
@@ -610,7 +615,7 @@ class FirstModel:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches only this process
             )
-            with _handle_signals(self._on_signal):
+            with handle_signals(self._on_signal):
                 while process.poll() is None:
                     time.sleep(POLL_SECONDS)
                     now = time.monotonic()
@@ -633,9 +638,8 @@ class FirstModel:
                     if now >= next_report:
                         self._report(name, seconds)
                         next_report = now + PROGRESS_SECONDS
-        status = process.returncode
         with open(output, errors="replace") as file:
-            return (128 - status if status < 0 else status), file.read()
+            return process.returncode, file.read()
 
     def _on_signal(self, number: int, _: Any) -> None:
         logging.warning(
@@ -732,16 +736,6 @@ class Pace:
 
     start_up: float
     steps_s: float
-
-
-@contextlib.contextmanager
-def _handle_signals(handler: Any) -> Any:
-    before = {n: signal.signal(n, handler) for n in _INTERRUPTS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 _PAGE = """<!DOCTYPE html>

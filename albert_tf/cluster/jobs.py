@@ -21,6 +21,17 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _MAX_RETRY_STATUSES = 3
 
 
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Calls `handler` at Ctrl-C and SIGTERM while the block runs."""
+    before = {number: signal.signal(number, handler) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 @dataclasses.dataclass(eq=False)
 class Job:
     """A command to run.
@@ -80,7 +91,7 @@ class Jobs:
         """
         waiting, num_forwarded = list(jobs), 0
         next_report = time.monotonic() + PROGRESS_SECONDS
-        with self._handle_signals():
+        with handle_signals(self._on_signal):
             while self._active or (waiting and not self.interrupted):
                 for job in [] if self.interrupted else list(waiting):
                     if self._starts(job):
@@ -151,19 +162,8 @@ class Jobs:
         logging.error("%s failed with %s", job.name, end)
         return False
 
-    @contextlib.contextmanager
-    def _handle_signals(self) -> Iterator[None]:
-        """Asks the jobs to stop when this process is asked to."""
-
-        def stop(number: int, _frame: Any) -> None:
-            self._interrupt(number, signal.Signals(number).name)
-
-        before = {number: signal.signal(number, stop) for number in _INTERRUPTS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        self._interrupt(number, signal.Signals(number).name)
 
     def _interrupt(self, number: int, reason: str) -> None:
         """Lets `run` start no further job and ask all to stop.

@@ -94,6 +94,21 @@ def test_what_cannot_become_a_model_is_refused(case, corpus, monkeypatch):
     assert not os.path.exists("out")
 
 
+def test_a_command_that_aborts_is_named_with_its_signal(
+    corpus, tmp_path, monkeypatch
+):
+    """With its last line, as a library writes it before it calls abort()."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nos.write(2, b'bad table')\nos.abort()"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = FirstModelConfig(
+        input_file=(str(corpus),), output_dir=str(tmp_path / "out")
+    )
+    with pytest.raises(UserError, match="signal SIGABRT: bad table"):
+        first_model.main(config)
+
+
 @pytest.mark.slow
 def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     out = tmp_path / "model"
