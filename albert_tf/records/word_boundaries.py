@@ -86,13 +86,13 @@ class WordBoundaries:
         True where a word begins, at [CLS] and at [SEP].
         """
         if not self._depends_on_neighbours:
-            return self._begins[ids]
+            return self._begins.take(ids)
         return self._flags_in_context(ids) & _BEGINS > 0
 
     def find_cuts(self, ids: np.ndarray) -> np.ndarray:
         """Returns where a segment may begin: at words, but not at signs."""
         if not self._depends_on_neighbours:
-            return self._cuts[ids]
+            return self._cuts.take(ids)
         return self._flags_in_context(ids) & _CUTS > 0
 
     def _flags_in_context(self, ids: np.ndarray) -> np.ndarray:
