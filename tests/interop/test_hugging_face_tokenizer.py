@@ -1,10 +1,12 @@
 """Tokenizers of transformers give the ids of albert_tf."""
 
 import dataclasses
+import pathlib
 import shutil
 
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.errors import UserError
 from albert_tf.interop import hugging_face
@@ -119,6 +121,7 @@ def test_tokenizers_of_transformers_give_the_same_ids(
         loaded.save_pretrained(saved)
         assert not (saved / "spiece.model").exists()
         read = hugging_face.read(str(saved))
+        assert pieces_of(read.vocabulary) == pieces_of(vocabulary)
         back = Tokenizer(read.vocabulary, read.do_lower_case)
         assert (back.kind, back.do_lower_case) == (ours.kind, do_lower_case)
         for line, a, b in zip(
@@ -153,6 +156,13 @@ def test_another_pipeline_is_refused(tmp_path, change, message):
     change_json(tmp_path / "tokenizer.json", **change)
     with pytest.raises(UserError, match=message):
         hugging_face.read(str(tmp_path))
+
+
+def pieces_of(path):
+    """Spellings, scores and types."""
+    content = pathlib.Path(path).read_bytes()
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    return [(piece.piece, piece.score, piece.type) for piece in model.pieces]
 
 
 def encode(tokenizer, lines):
