@@ -37,15 +37,14 @@ from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
 from albert_tf.io.artifact import Owner, differences
 from albert_tf.io.files import write_json
 from albert_tf.records.documents import WindowMaker, find_answers
-from albert_tf.runs.checkpoint_files import BEST_DIR
-from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.checkpoints import BEST_DIR, CheckpointStore
 from albert_tf.runs.directory import (
     NULL_THRESHOLD_FILE,
     load_config,
     null_threshold,
+    restore_model,
 )
 from albert_tf.runs.log import RunLog, read_metrics
-from albert_tf.runs.trained_model import restore_model
 from albert_tf.training import preflight
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.train import train

@@ -49,7 +49,7 @@ from albert_tf.io.files import (
     write_json,
 )
 from albert_tf.records.features import CLS_ID, SEP_ID, TOKENIZER_FILE
-from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, write_checkpoint
+from albert_tf.runs.checkpoints import CHECKPOINTS_DIR, write_checkpoint
 from albert_tf.runs.directory import (
     CONFIG_FILE,
     NULL_THRESHOLD_FILE,

@@ -30,12 +30,12 @@ from albert_tf.io.files import (
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs.checkpoint_files import (
+from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     STEP_DIRECTORY,
+    CheckpointStore,
 )
-from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import (
     CONFIG_FILE,
     RECORDS_METADATA_FILE,

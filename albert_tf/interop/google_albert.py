@@ -45,7 +45,7 @@ from albert_tf.interop.weight_names import (
     list_weights,
 )
 from albert_tf.io.files import exists, open_existing
-from albert_tf.runs.checkpoint_files import READING_ERRORS
+from albert_tf.runs.checkpoints import READING_ERRORS
 
 CONFIG_FILE = "albert_config.json"
 INDEX_SUFFIX = ".index"

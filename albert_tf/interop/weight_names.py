@@ -15,7 +15,7 @@ from absl import logging
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.runs.trained_model import check_finite
+from albert_tf.runs.directory import check_finite
 
 MODEL_NAME = "albert"  # the first part of every path
 MOMENTS = ("m", "v")  # the optimizers' names of their slots

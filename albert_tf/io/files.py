@@ -425,11 +425,18 @@ def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tensorflow(path: str) -> Iterator[Any]:
-    """Imports TensorFlow for an access to a remote file, and logs delays."""
+    """Imports TensorFlow to access a remote file, and logs delays.
+
+    Raises:
+        UserError: If TensorFlow does not know the scheme of the path.
+    """
     import tensorflow as tf
 
     with log_delays(path):
-        yield tf
+        try:
+            yield tf
+        except tf.errors.UnimplementedError as error:
+            raise faults.explain(error) or error from None
 
 
 @contextlib.contextmanager

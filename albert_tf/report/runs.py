@@ -11,7 +11,7 @@ import numpy as np
 from albert_tf.config import flatten
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json_if_any
-from albert_tf.runs.checkpoint_files import (
+from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     list_checkpoints,

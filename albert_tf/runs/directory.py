@@ -1,4 +1,4 @@
-"""The directory of a run: its files, and whether the run may resume.
+"""The directory of a run: its files, whether it may resume, its model.
 
     RUN/config.json                the resolved settings
     RUN/training_records.json      the shards of each phase, with checksums
@@ -19,8 +19,11 @@ a run may resume with the new value: see `config/settings.py`.
 import math
 import posixpath
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -32,7 +35,7 @@ from albert_tf.config import (
     settings_by_path,
 )
 from albert_tf.config.task import ALWAYS_ANSWERABLE
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.artifact import differences
 from albert_tf.io.files import (
@@ -45,14 +48,16 @@ from albert_tf.io.files import (
     write_json,
     write_text,
 )
+from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records import features
-from albert_tf.runs.checkpoint_files import (
+from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     Checkpoint,
+    CheckpointStore,
     list_checkpoints,
+    model_variables,
 )
-from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.rollback import Rollbacks
 
 CONFIG_FILE = "config.json"
@@ -417,3 +422,70 @@ def null_threshold(run_dir: str, config: FinetuningConfig) -> float:
     return (
         stored["null_threshold"] if stored else config.training.null_threshold
     )
+
+
+def restore_model(
+    run_dir: str, model: keras.layers.Layer, step: int = 0
+) -> int:
+    """Restores a built model from a checkpoint of a run.
+
+    Args:
+        run_dir: `--output_dir` of the run.
+        model: A model whose variables have the paths and shapes of the run.
+        step: Step of a checkpoint that was kept, or of the best one; 0 loads
+            the newest.
+
+    Returns:
+        The checkpoint's step.
+
+    Raises:
+        UserError: If the checkpoint does not exist or does not fit.
+    """
+    store = CheckpointStore(run_dir, model_variables(model), writes=False)
+    checkpoint = store.restore(step)
+    if checkpoint is None:
+        raise UserError(
+            f"{run_dir} must hold a checkpoint",
+            received="none",
+            remedy="Train first, with python -m albert_tf.run_pretraining or "
+            "python -m albert_tf.run_finetuning.",
+        )
+    values = {v.path: v.numpy() for v in model.variables}
+    check_finite(values, checkpoint.path)
+    logging.info("loaded %s", checkpoint.path)
+    return checkpoint.step
+
+
+def check_finite(arrays: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuses weights, read from `source`, that are NaN or infinite."""
+    faults = [name for name, v in arrays.items() if not np.isfinite(v).all()]
+    if faults:
+        raise UserError(
+            f"the weights in {source} must be finite numbers",
+            received=f"NaN or infinity in {name_faults(faults)}",
+            remedy="Choose an earlier checkpoint, or train again.",
+        )
+
+
+def load_run(
+    run_dir: str, step: int = 0
+) -> tuple[PretrainingConfig, AlbertPretrainer | AlbertForTask, int]:
+    """Loads the trained model of a run.
+
+    Its variables are created in the current scope of tf.distribute.
+
+    Returns:
+        The run's configuration, the model, and the checkpoint's step; see
+        `restore_model`.
+    """
+    config = load_config(run_dir)
+    precision = config.distribution.precision
+    model: AlbertPretrainer | AlbertForTask
+    if isinstance(config, FinetuningConfig):
+        model = AlbertForTask(config.model, config.head, dtype=precision)
+    else:
+        model = AlbertPretrainer(
+            config.model, config.training.sentence_objective, dtype=precision
+        )
+    model.build()
+    return config, model, restore_model(run_dir, model, step)

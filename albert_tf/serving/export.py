@@ -40,8 +40,11 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
-from albert_tf.runs.directory import RECORDS_METADATA_FILE, null_threshold
-from albert_tf.runs.trained_model import load_run
+from albert_tf.runs.directory import (
+    RECORDS_METADATA_FILE,
+    load_run,
+    null_threshold,
+)
 from albert_tf.serving import predict
 from albert_tf.serving.text_tokenizer import (
     PackedTexts,

@@ -24,7 +24,6 @@ from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.modeling.dropout import NO_DROPOUT
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs import trained_model
 from albert_tf.runs.log import RunLog
 from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.pretraining import Pretraining
@@ -232,7 +231,7 @@ def evaluate_run(
                 # flags.
                 trained = run_directory.load_config(run_dir, type(config))
                 model = make_objective(trained).make_model()
-                step = trained_model.restore_model(
+                step = run_directory.restore_model(
                     run_dir, model, config.training.checkpoint_step
                 )
             evaluator = Evaluator(host, model, objective, held_out, config)

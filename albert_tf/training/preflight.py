@@ -36,7 +36,7 @@ from albert_tf.input.record_format import READING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io import faults, files
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.checkpoint_files import (
+from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     list_checkpoints,

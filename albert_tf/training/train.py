@@ -34,7 +34,7 @@ from albert_tf.errors import RetryError, UserError, first_line
 from albert_tf.input.record_format import TRAINING_ERRORS, may_be_damage
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.checkpoint_files import (
+from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     Checkpoint,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.runs.checkpoint_files import list_checkpoints, read_values
+from albert_tf.runs.checkpoints import list_checkpoints, read_values
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_run

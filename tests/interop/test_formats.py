@@ -9,8 +9,8 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.interop import formats
 from albert_tf.runs.checkpoints import model_variables
+from albert_tf.runs.directory import load_run
 from albert_tf.runs.rollback import Rollback, Rollbacks
-from albert_tf.runs.trained_model import load_run
 from tests.helpers.conversion import change_json, converted, write_published
 
 

@@ -52,7 +52,7 @@ def test_the_documented_example_runs(
     tiny_records, tmp_path, monkeypatch, capsys
 ):
     """On a run that has trained two steps."""
-    from albert_tf.runs.trained_model import load_run
+    from albert_tf.runs.directory import load_run
     from tests.helpers import tiny_run
 
     config = tiny_run.make_config(

@@ -32,7 +32,7 @@ from albert_tf.io import files, tfrecord
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs import checkpoint_files
+from albert_tf.runs import checkpoints
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from data_prep.text import read_blocks, read_lines
 from tests.helpers.conversion import write_published
@@ -285,17 +285,17 @@ def test_changed_checkpoints_are_equal_or_refused(tmp_path):
     """A changed file is refused, or its checkpoint has the same values."""
     directory = tmp_path / "step-00000007"
     values = {"a": np.arange(6.0), "b/c": np.ones((2, 3), np.float32)}
-    checkpoint_files.write_checkpoint(str(directory), 7, {"x": 1}, values)
-    (checkpoint,) = checkpoint_files.list_checkpoints(str(tmp_path))
+    checkpoints.write_checkpoint(str(directory), 7, {"x": 1}, values)
+    (checkpoint,) = checkpoints.list_checkpoints(str(tmp_path))
 
     def read():
-        for found in checkpoint_files.list_checkpoints(str(tmp_path)):
-            with contextlib.suppress(checkpoint_files.TornCheckpointError):
-                read = checkpoint_files.read_values(found)
+        for found in checkpoints.list_checkpoints(str(tmp_path)):
+            with contextlib.suppress(checkpoints.TornCheckpointError):
+                read = checkpoints.read_values(found)
                 for key, value in values.items():
                     np.testing.assert_array_equal(read[key], value)
 
-    for name in (checkpoint_files.COMMIT_FILE, *checkpoint.sizes):
+    for name in (checkpoints.COMMIT_FILE, *checkpoint.sizes):
         fuzz_file(directory / name, 150, read)
 
 

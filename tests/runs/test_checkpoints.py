@@ -16,7 +16,8 @@ import tensorflow as tf
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.modeling.models import AlbertPretrainer
-from albert_tf.runs import checkpoint_files, checkpoints, trained_model
+from albert_tf.runs import checkpoints
+from albert_tf.runs import directory as run_directory
 from albert_tf.runs.directory import write_config
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from tests.helpers import tiny_run
@@ -36,7 +37,7 @@ def save(store, step, **notes):
 
 
 def steps_in(directory):
-    return [c.step for c in checkpoint_files.list_checkpoints(str(directory))]
+    return [c.step for c in checkpoints.list_checkpoints(str(directory))]
 
 
 def test_variables_and_notes_are_restored_bit_for_bit(tmp_path):
@@ -117,13 +118,13 @@ def test_the_best_checkpoint_does_not_delay_that_of_the_same_step(
 ):
     """Writing the first lasts until the second save has returned."""
     store, variables = store_of(tmp_path, {"w": (2,)})
-    write, may_write = checkpoint_files.write_checkpoint, threading.Event()
+    write, may_write = checkpoints.write_checkpoint, threading.Event()
 
     def write_later(*arguments):
         assert may_write.wait(60)
         write(*arguments)
 
-    monkeypatch.setattr(checkpoint_files, "write_checkpoint", write_later)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write_later)
     store.save_best(10, {}, 1.0)
     assert store.save(10, {})
     may_write.set()
@@ -370,7 +371,7 @@ def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
 
 def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
     with pytest.raises(UserError, match=r"config\.json must exist"):
-        trained_model.load_run(str(tmp_path))
+        run_directory.load_run(str(tmp_path))
     config = tiny_run.make_config(tiny_records, tmp_path)
     write_config(str(tmp_path), config)
     model = AlbertPretrainer(config.model, "sop")
@@ -383,7 +384,7 @@ def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
         bias.assign(np.full(bias.shape, step))
         save(store, step)
     for wanted, step in ((0, 4), (2, 2)):
-        *loaded, found = trained_model.load_run(str(tmp_path), wanted)
+        *loaded, found = run_directory.load_run(str(tmp_path), wanted)
         assert (loaded[0], found) == (config, step)
         assert (loaded[1].variables[0].numpy() == step).all()
 
@@ -446,7 +447,7 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(checkpoint_files, "write_checkpoint", fail)
+        full_disk.setattr(checkpoints, "write_checkpoint", fail)
         store.save_best(20, {}, 2.0)
         store.wait()
     save(store, 20)

@@ -20,7 +20,7 @@ from albert_tf.interop.formats import make_model
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer, join, truncate
-from albert_tf.runs import trained_model
+from albert_tf.runs import directory as run_directory
 from albert_tf.runs.directory import load_config, write_config
 from albert_tf.serving.export import (
     export,
@@ -67,7 +67,7 @@ def call(model, name, batch):
 @pytest.fixture(scope="module")
 def trained(run_dir):
     """The model in memory, and its tokenizer."""
-    _, pretrainer, step = trained_model.load_run(str(run_dir))
+    _, pretrainer, step = run_directory.load_run(str(run_dir))
     assert step == 40
     return pretrainer, Tokenizer(str(run_dir / "spiece.model"))
 

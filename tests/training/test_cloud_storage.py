@@ -22,8 +22,11 @@ from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
 from albert_tf.io.artifact import own
 from albert_tf.report import __main__ as report
-from albert_tf.runs.checkpoint_files import COMMIT_FILE, list_checkpoints
-from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.checkpoints import (
+    COMMIT_FILE,
+    CheckpointStore,
+    list_checkpoints,
+)
 from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.serving.export import export
 from albert_tf.training import trainer

@@ -18,8 +18,8 @@ from albert_tf.cluster.host import Host
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import RetryError, UserError
-from albert_tf.runs import checkpoint_files
-from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs import checkpoints
+from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import DURATIONS, RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import evaluate, trainer
@@ -109,14 +109,14 @@ def fail_to_write(monkeypatch):
     """A function that lets writes of checkpoints in a directory fail."""
 
     def fail(parent):
-        write = checkpoint_files.write_checkpoint
+        write = checkpoints.write_checkpoint
 
         def write_others(directory, *content):
             if f"/{parent}/" in directory:
                 raise OSError(errno.ENOSPC, "No space left on device")
             write(directory, *content)
 
-        monkeypatch.setattr(checkpoint_files, "write_checkpoint", write_others)
+        monkeypatch.setattr(checkpoints, "write_checkpoint", write_others)
 
     return fail
 
@@ -164,7 +164,7 @@ def test_a_stopped_run_ends_with_its_status_though_best_was_not_written(
 
 def test_a_last_save_without_an_answer_calls_for_a_retry(tmp_path, monkeypatch):
     """TensorFlow gives up only after minutes, so its error is raised here."""
-    write = checkpoint_files.write_checkpoint
+    write = checkpoints.write_checkpoint
     error = tf.errors.AbortedError(
         None,
         None,
@@ -178,7 +178,7 @@ def test_a_last_save_without_an_answer_calls_for_a_retry(tmp_path, monkeypatch):
             raise error
         write(directory, step, *arguments)
 
-    monkeypatch.setattr(checkpoint_files, "write_checkpoint", fail_after_step_0)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", fail_after_step_0)
     config = tiny_run.make_synthetic_config(tmp_path)
     with pytest.raises(
         RetryError, match=r"checkpoint .*step-\d+ must be written.* HTTP 503"

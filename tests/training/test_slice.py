@@ -7,7 +7,7 @@ import time
 import pytest
 
 from albert_tf.errors import RETRY_STATUS
-from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.train import train
 from tests.helpers import tiny_run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import Run, train
