@@ -52,6 +52,7 @@ from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
 from data_prep.segments import (
     EVAL,
+    TEXT_FORM,
     TRAIN,
     UnmaskedExamples,
     group_by_size,
@@ -66,6 +67,7 @@ from data_prep.shards import (
     choose_shards,
     describe_split,
     find_finished,
+    judge_form,
     judge_use,
     list_shards,
     measure_use,
@@ -445,7 +447,8 @@ def _sum_units(state: _State) -> BuiltRecords:
         sizes = state.spilled.read_counts(path).tolist()
         for shard, size in zip(state.shards, sizes, strict=True):
             num_examples[shard.split] += size
-    return BuiltRecords(piece_counts, skipped, num_examples)
+    form = {name: skipped.pop(name, 0) for name in TEXT_FORM}
+    return BuiltRecords(piece_counts, skipped, num_examples, form)
 
 
 def _check_not_empty(
@@ -561,6 +564,15 @@ def _write_metadata(
             100 * metadata.fill,
             _join_counts(metadata.skipped) or "nothing",
         )
+
+    form = built.text_form
+    logging.info(
+        "%.1f sentences per document, %.1f tokens per sentence",
+        form["sentences"] / form["documents"],
+        form["tokens"] / form["sentences"],
+    )
+    if warning := judge_form(form):
+        logging.warning("%s", warning)
 
 
 def _join_counts(counts: Mapping[str, int]) -> str:

@@ -56,7 +56,9 @@ from data_prep.inspection import (
     read_lists,
 )
 from data_prep.processes import Processes, count_workers, show_progress
-from data_prep.shards import MAX_USE
+from data_prep.segments import DOCUMENTS, EXAMPLES, SENTENCES, SPLITS, TOKENS
+from data_prep.shards import MAX_USE, judge_form
+from data_prep.text import name_format
 
 _SHARDS = "*.tfrecord"
 
@@ -288,14 +290,28 @@ class RecordSet:
         usual = MAX_USE["unknown"]
         expected = f"up to {usual:.0%}; the vocabulary does not suit the text"
         self._note("fraction <unk>", f"{unknown:.2%}", expected)
-        if unknown > usual:
-            self.num_warnings += 1
-            self._table[-1] = "WARN", *self._table[-1][1:]
+        self._warn_if(unknown > usual)
         if self.rules[1] is not None and metadata is None:
             found = f"{statistics['num_other_boundaries']:,} tokens"
             expected = "those of digits and of scripts other than Latin"
             self._note("other token_boundary than here", found, expected)
         self._note("positions filled", f"{num_tokens / capacity:.2%}")
+        if metadata and (form := metadata.text_form):
+            length = form[SENTENCES] / form[DOCUMENTS]
+            self._note("sentences per document", f"{length:.1f}")
+            length = form[TOKENS] / form[SENTENCES]
+            self._note("tokens per sentence", f"{length:.1f}")
+            splits = form[SPLITS] / form[EXAMPLES]
+            warning = judge_form(form)
+            name = "examples split within a sentence"
+            self._note(name, f"{splits:.2%}", warning)
+            self._warn_if(bool(warning))
+
+    def _warn_if(self, warns: bool) -> None:
+        """Marks the last line of the table as a warning."""
+        if warns:
+            self.num_warnings += 1
+            self._table[-1] = "WARN", *self._table[-1][1:]
 
     def print(self, max_faults: int) -> None:
         """Prints the table, and the first faults."""
@@ -410,9 +426,22 @@ def _learn_metadata(
                 else _LARGEST_VOCABULARY,
             }
             return RecordsMetadata(**dict.fromkeys(names, 0) | known)
+    received, remedy = f"{shards[0]}, whose first records have none", ""
+    with files.open_existing(shards[0], "rb") as file:
+        if name := name_format(file.read(8)):
+            received = f"{shards[0]}, which is {name}"
+            remedy = "Unpack it, e.g. with gzip -d."
+    for record in _read_shards(shards, 1):
+        if "input_word_ids" in (lists := read_lists(record.content)):
+            received = f"{shards[0]} with {', '.join(lists)}"
+            remedy = (
+                "These are names of TensorFlow Model Garden: build the records "
+                "with build_tfrecords or google-research/albert."
+            )
     raise UserError(
         "input_file must hold TFRecords of tf.train.Example with input_ids",
-        received=f"{shards[0]}, whose first records have none",
+        received,
+        remedy,
     )
 
 

@@ -35,6 +35,16 @@ TRAIN, EVAL = "train", "eval"
 SKIPPED_DOCUMENTS = "documents of less than two words"
 SKIPPED_CHUNKS = "chunks of less than two words"
 
+# The counts of `RecordsMetadata.text_form`.
+DOCUMENTS, SINGLE, SENTENCES, TOKENS, EXAMPLES, SPLITS = TEXT_FORM = (
+    "documents",
+    "documents_of_one_sentence",
+    "sentences",
+    "tokens",
+    "examples",
+    "examples_split_within_a_sentence",
+)
+
 # Characters encoded at a time. This bounds the memory of their tokens, which
 # are first Python objects.
 _CHARACTERS_AT_A_TIME = 1 << 17
@@ -109,7 +119,8 @@ def make_examples(
 
     Returns:
         The examples by split; the occurrences of each piece in the text, int64,
-        `(vocab_size,)`; the number of skipped chunks and documents, by reason.
+        `(vocab_size,)`; the number of skipped chunks and documents, by reason,
+        and the counts of `TEXT_FORM`.
     """
     skipped: Counter[str] = Counter()
     normalized = [
@@ -223,6 +234,11 @@ def _make_examples_of_document(
         num_pairs.append(len(found))
     if not pairs:
         return None
+    skipped[DOCUMENTS] += 1
+    skipped[SINGLE] += len(sentence_ends) == 1
+    skipped[SENTENCES] += len(sentence_ends)
+    skipped[TOKENS] += len(ids)
+    skipped[EXAMPLES] += len(pairs)
     bounds = np.array(pairs, np.int64)
     headers = np.empty(len(pairs), HEADER)
     headers["key"] = random_bits(
@@ -270,7 +286,7 @@ def pair_segments(
         short_seq_prob: Probability that this pass collects shorter chunks,
             of a random length, so that training sees short inputs.
         rng: The source of all random decisions of this pass.
-        skipped: Counter of skipped chunks, by reason.
+        skipped: Counter of skipped chunks, by reason, and of `SPLITS`.
 
     Example:
         A document of four sentences of 5 tokens, each token a word. Each pair
@@ -304,6 +320,7 @@ def pair_segments(
         elif (middle := _split_chunk(begin, chunk_ends, word_starts, rng)) < 0:
             skipped[SKIPPED_CHUNKS] += 1
         else:
+            skipped[SPLITS] += len(chunk_ends) == 1
             label = int(rng.random() < 0.5)
             bounds = (begin, middle, middle, end)
             if label and objective == "sop":

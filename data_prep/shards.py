@@ -39,7 +39,17 @@ from albert_tf.records.tokenization import Tokenizer
 from albert_tf.records.word_boundaries import WordBoundaries
 from data_prep.config import RecordsConfig
 from data_prep.packing import pack_rows
-from data_prep.segments import EVAL, TRAIN, UnmaskedExamples
+from data_prep.segments import (
+    DOCUMENTS,
+    EVAL,
+    EXAMPLES,
+    SENTENCES,
+    SINGLE,
+    SPLITS,
+    TOKENS,
+    TRAIN,
+    UnmaskedExamples,
+)
 
 # Directory of notes on the content of the shards that an unfinished build has
 # written.
@@ -58,6 +68,9 @@ _INT64_LIST = b"\x1a"
 # if the text has this many tokens for each piece.
 MAX_USE = {"unknown": 0.01, "bytes": 0.05, "unused": 0.15}
 _TOKENS_PER_PIECE = 100
+# Largest usual fractions of documents of one sentence, and of examples whose
+# segments are parts of one sentence; largest usual tokens of a sentence.
+MAX_SINGLE, MAX_SPLITS, MAX_LENGTH = 0.5, 0.15, 100
 _MAX_CAPITALS = 0.01
 
 # Largest number of bits of the numbers for which varints are tabulated.
@@ -96,6 +109,7 @@ class BuiltRecords:
         piece_counts: int64, `(vocab_size,)`, occurrences in the text.
         skipped: Number of skipped lines, chunks and documents, by reason.
         num_examples: By split, with the examples of duplicate documents.
+        text_form: See `RecordsMetadata`.
         duplicates: Number of documents that equal an earlier one, by split.
         shards: Content of each shard.
     """
@@ -103,6 +117,7 @@ class BuiltRecords:
     piece_counts: np.ndarray
     skipped: Counter[str]
     num_examples: Counter[str]
+    text_form: dict[str, int]
     duplicates: Counter[str] = dataclasses.field(default_factory=Counter)
     shards: dict[Shard, ShardResult] = dataclasses.field(default_factory=dict)
 
@@ -495,7 +510,34 @@ def describe_split(
         inputs_sha256=inputs_sha256,
         num_rows=sum(result.num_rows for result in shards.values()),
         vocabulary_use=measure_use(built.piece_counts, tokenizer),
+        text_form=built.text_form,
     )
+
+
+def judge_form(form: Mapping[str, int]) -> str:
+    """Says what to do about text whose form defeats the objective, or ""."""
+    single = form[SINGLE] / form[DOCUMENTS]
+    splits, length = (
+        form[SPLITS] / form[EXAMPLES],
+        form[TOKENS] / form[SENTENCES],
+    )
+    if single > MAX_SINGLE:
+        return (
+            f"{single:.0%} of the documents have one sentence (usual: up to "
+            f"{MAX_SINGLE:.0%}), so their examples are cut in mid-sentence. If "
+            "a line is a paragraph, set --sentence_breaker=sentencex; if a "
+            "blank line follows each line, remove it; if the documents are so "
+            "short, set --sentence_objective=none."
+        )
+    if splits > MAX_SPLITS or length > MAX_LENGTH:
+        return (
+            f"{splits:.0%} of the examples are split within a sentence (usual: "
+            f"up to {MAX_SPLITS:.0%}), and a sentence has {length:.0f} tokens "
+            f"(usual: up to {MAX_LENGTH}). If a line is a paragraph, set "
+            "--sentence_breaker=sentencex and --language; else set a larger "
+            "--max_seq_length, or --sentence_objective=none."
+        )
+    return ""
 
 
 def unigram_entropy(piece_counts: np.ndarray) -> float:

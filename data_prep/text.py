@@ -728,6 +728,14 @@ def cut(content: bytes, longest: int) -> Iterator[bytes]:
     yield content[begin:]
 
 
+def name_format(head: bytes) -> str:
+    """Names the format of a file that begins with `head`, or returns ""."""
+    known = (
+        name for m, (name, _) in _REFUSED_FORMATS.items() if head.startswith(m)
+    )
+    return next(known, "")
+
+
 def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
     """Yields the decompressed content of a file.
 

@@ -115,8 +115,8 @@ _RESERVED = "\N{LOWER FIVE EIGHTHS BLOCK}"
 _MAX_LINE_BYTES = 1 << 24
 
 # The trainer gets longer sentences in parts of this number of bytes, since it
-# takes the square of the length of a sentence that repeats itself. No piece has
-# a space in it, so the parts, which end after a space, give the same model.
+# takes the square of the length of a sentence that repeats itself. The parts
+# end after a space if possible, and no piece has a space in it.
 _LONGEST_PART = 1 << 12
 
 # Characters that google-research/albert's model treats as spaces, in addition

@@ -191,6 +191,10 @@ class RecordsMetadata:
             "unknown" or "bytes", and of the pieces that are "unused"; empty in
             earlier versions.
         schema_version: Version of the records, see `SCHEMA_VERSION`.
+        text_form: Numbers of documents and of those with one sentence, of
+            sentences and tokens, of examples and of those whose segments are
+            parts of one sentence; of all splits, with duplicates. Empty in
+            earlier versions.
     """
 
     max_seq_length: int
@@ -221,6 +225,7 @@ class RecordsMetadata:
     num_rows: int
     vocabulary_use: dict[str, float]
     schema_version: int = SCHEMA_VERSION
+    text_form: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def fill(self) -> float:

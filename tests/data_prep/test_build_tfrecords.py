@@ -1,4 +1,5 @@
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -284,6 +285,43 @@ def test_a_build_does_not_read_its_own_files(documents, tmp_path):
     before = read_files(tmp_path)
     build(tmp_path / "out", tmp_path / "**", **settings)
     assert read_files(tmp_path) == before
+
+
+FORMS = [
+    ("lines", {}, ""),
+    ("blank lines", {}, "100% of the documents have one sentence"),
+    ("CR CR LF", {}, "100% of the documents have one sentence"),
+    ("paragraphs", {}, "split within a sentence.*--sentence_breaker=sentencex"),
+    ("paragraphs", {"max_seq_length": 512}, "sentence has 205 tokens"),
+    ("paragraphs", {"sentence_breaker": "sentencex"}, ""),
+]
+
+
+@pytest.mark.parametrize(("form", "settings", "warning"), FORMS)
+def test_text_whose_form_defeats_the_objective_is_a_warning(
+    documents, tmp_path, caplog, inspect, form, settings, warning
+):
+    """When it is built, and when it is inspected."""
+    lines = [line for line in documents[0].split("\n") if line.strip()][:180]
+    if form == "paragraphs":
+        lines = [" ".join(lines[i : i + 6]) for i in range(0, 180, 6)]
+    end = {"blank lines": "\n\n", "CR CR LF": "\r\r\n"}.get(form, "\n")
+    path = tmp_path / "a.txt"
+    path.write_bytes(end.join(lines).encode())
+    caplog.set_level("INFO")
+    out = build(tmp_path / "out", path, holdout_fraction=0, **settings)
+    found = read_metadata(str(out / TRAIN)).text_form
+    if not warning:
+        assert found["documents"] == 1
+        assert 0.9 < found["sentences"] / 180 < 1.1
+    _, table = inspect(out)
+    usual = re.compile(r".*\(usual: .*")
+    assert re.search(warning or "sentences per document", caplog.text)
+    (note,) = re.findall("(?m)^.*examples split within a sentence  .*", table)
+    assert re.search(warning, note)
+    warned = [r for r in caplog.records if usual.match(r.getMessage())]
+    assert len(warned) == bool(warning)
+    assert note.startswith("WARN" if warning else "note")
 
 
 @pytest.mark.parametrize("setting", ["output_dir", "scratch_dir"])

@@ -55,6 +55,18 @@ def packed(documents, tmp_path_factory):
     return small_builds.build(directory / "out", text, **settings) / "train"
 
 
+def test_records_of_another_format_are_named(tmp_path, inspect):
+    """Those of TensorFlow Model Garden, and compressed ones."""
+    path = tmp_path / "a.tfrecord"
+    example = {"input_word_ids": [2, 7, 3], "input_type_ids": [0, 0, 0]}
+    write_contents(path, [make_example(example)])
+    with pytest.raises(UserError, match=r"input_type_ids.*Model Garden"):
+        inspect(path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(UserError, match=r"which is gz.*gzip -d"):
+        inspect(path)
+
+
 def test_statistics_of_intact_records_are_those_of_their_rows(
     demo_records, packed, inspect
 ):
@@ -85,9 +97,10 @@ def test_statistics_of_intact_records_are_those_of_their_rows(
         status, output = inspect(directory, num_examples=40)
         assert status == 0
         assert "FAIL" not in output
-        # In the packed records, one word of the text is unknown.
+        # In the packed records, one word of the text is unknown, and each
+        # document has one sentence.
         end = (
-            "1 lines of the table warn" if directory == packed else "all checks"
+            "2 lines of the table warn" if directory == packed else "all checks"
         )
         assert end in output
         assert "fault" not in output.replace("faulty", "")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from data_prep.segments import (
     EVAL,
     SKIPPED_CHUNKS,
+    SPLITS,
     TRAIN,
     choose_split,
     cut_long_sentences,
@@ -64,7 +65,7 @@ def test_chunk_of_one_word_is_skipped_and_counted():
     pairs, skipped = pair([30, 30], starts)
     ((first, second, _),) = pairs
     assert max(first.end, second.end) == 30
-    assert skipped == {SKIPPED_CHUNKS: 1}
+    assert skipped == {SKIPPED_CHUNKS: 1, SPLITS: 1}
     starts = np.isin(np.arange(9), [0, 3, 7])
     middles = set()
     for seed in range(60):
