@@ -59,6 +59,8 @@ setup(
         "Topic :: Text Processing :: Linguistic",
     ],
     python_requires=">=3.11,<3.14",
+    # build/ itself has results, and old modules would get into a new wheel.
+    options={"build": {"build_base": "build/package"}},
     entry_points={"console_scripts": ["albert-tf = albert_tf.__main__:main"]},
     packages=[
         *find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),

@@ -175,12 +175,13 @@ def _progress_bar(num_steps: int) -> Iterator[None]:
                 elif record.levelno > logging.INFO:
                     bar.write(record.getMessage())
 
-        handlers, logger.handlers = logger.handlers, [Handler()]
+        handlers, propagate = logger.handlers, logger.propagate
+        logger.handlers, logger.propagate = [Handler()], False
         absl_logging.set_verbosity(absl_logging.INFO)
         try:
             yield
         finally:
-            logger.handlers = handlers
+            logger.handlers, logger.propagate = handlers, propagate
             absl_logging.set_verbosity(verbosity)
 
 
