@@ -273,11 +273,7 @@ def open_existing(path: str, mode: str = "r") -> Any:
             which may never end.
     """
     if not is_remote(path):
-        if (
-            os.path.exists(path)
-            and not os.path.isfile(path)
-            and not os.path.isdir(path)
-        ):
+        if exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
             raise UserError(
                 f"{path} must be a regular file", received="a pipe or a device"
             )
@@ -455,8 +451,7 @@ def atomic_write(path: str) -> Iterator[Any]:
             yield file
             with log_delays(path):
                 file.close()  # uploads
-        with log_delays(path):
-            tf.io.gfile.rename(partial, path, overwrite=True)
+                tf.io.gfile.rename(partial, path, overwrite=True)
         return
     with open(partial, "wb") as file:
         try:

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import struct
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import google_crc32c
@@ -52,12 +51,7 @@ class TFRecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error_type: object, *_: object) -> None:
         if error_type is None:
             self.flush()
 

@@ -103,25 +103,28 @@ def list_checkpoints(directory: str) -> list[Checkpoint]:
 
 def _read_commit(path: str, step: int) -> Checkpoint | None:
     """Reads `checkpoint.json`; returns None if there is no such file."""
+    damage = f"{COMMIT_FILE} is damaged"
 
     def read() -> Checkpoint:
-        try:
-            with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
-                text = file.read()
-        except UnicodeDecodeError:
-            text = ""
-        except tf.errors.InternalError as error:
-            if not faults.is_incomplete_read(error):
-                raise
-            text = ""
-        return _parse_commit(path, step, text)
+        name = posixpath.join(path, COMMIT_FILE)
+        with tf.io.gfile.GFile(name, "rb") as file:
+            content = file.read()
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            values = json.loads(content)["checkpoint"]
+            if values["step"] == step and content == _format_commit(**values):
+                return Checkpoint(path, **values)
+        raise TornCheckpointError(damage)
 
     try:
         return files.read_again_if_damaged(read, path, TornCheckpointError)
     except tf.errors.NotFoundError:
         return None
-    except TornCheckpointError as error:
-        return Checkpoint(path, step, fault=str(error))
+    except (TornCheckpointError, tf.errors.InternalError) as error:
+        if isinstance(error, tf.errors.InternalError) and (
+            not faults.is_incomplete_read(error)
+        ):
+            raise
+        return Checkpoint(path, step, fault=damage)
 
 
 def _list_step_directories(directory: str) -> list[str]:
@@ -135,19 +138,11 @@ def _list_step_directories(directory: str) -> list[str]:
 
 def _format_commit(
     step: int, notes: Mapping[str, Any], sizes: Mapping[str, int]
-) -> str:
-    """The text of `checkpoint.json`, which holds its own checksum."""
+) -> bytes:
+    """The content of `checkpoint.json`, which holds its own checksum."""
     text = json.dumps({"step": step, "notes": notes, "sizes": sizes})
     checksum = google_crc32c.value(text.encode())
-    return f'{{"crc32c": {checksum}, "checkpoint": {text}}}\n'
-
-
-def _parse_commit(path: str, step: int, text: str) -> Checkpoint:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        values = json.loads(text)["checkpoint"]
-        if values["step"] == step and text == _format_commit(**values):
-            return Checkpoint(path, **values)
-    raise TornCheckpointError(f"{COMMIT_FILE} is damaged")
+    return f'{{"crc32c": {checksum}, "checkpoint": {text}}}\n'.encode()
 
 
 def write_checkpoint(
@@ -171,7 +166,7 @@ def write_checkpoint(
         for name in (f"{VARIABLES}.index", f"{VARIABLES}.data-00000-of-00001")
     }
     files.flush_to_disk(directory)
-    files.write_text(
+    files.write_bytes(
         posixpath.join(directory, COMMIT_FILE),
         _format_commit(step, notes, sizes),
     )
@@ -199,7 +194,17 @@ def read_values(
 def _read_values(
     checkpoint: Checkpoint, variables: Mapping[str, tf.Variable] | None
 ) -> dict[str, tf.Tensor]:
-    _check_files(checkpoint)
+    if checkpoint.fault:
+        raise TornCheckpointError(checkpoint.fault)
+    for name, size in checkpoint.sizes.items():
+        try:
+            found = tf.io.gfile.stat(posixpath.join(checkpoint.path, name))
+        except tf.errors.NotFoundError:
+            raise TornCheckpointError(f"{name} is missing") from None
+        if found.length != size:
+            raise TornCheckpointError(
+                f"{name} has {found.length} of {size} bytes"
+            )
     prefix = posixpath.join(checkpoint.path, VARIABLES)
     try:
         reader = tf.train.load_checkpoint(prefix)
@@ -221,19 +226,6 @@ def _read_values(
     except READING_ERRORS as error:
         raise TornCheckpointError(first_line(error)) from None
     return dict(zip(dtypes, values, strict=True))
-
-
-def _check_files(checkpoint: Checkpoint) -> None:
-    if checkpoint.fault:
-        raise TornCheckpointError(checkpoint.fault)
-    for name, size in checkpoint.sizes.items():
-        path = posixpath.join(checkpoint.path, name)
-        try:
-            found = tf.io.gfile.stat(path).length
-        except tf.errors.NotFoundError:
-            raise TornCheckpointError(f"{name} is missing") from None
-        if found != size:
-            raise TornCheckpointError(f"{name} has {found} of {size} bytes")
 
 
 def _check_shapes(
@@ -370,8 +362,7 @@ class CheckpointStore:
         seen all evaluations saves the same checkpoints as one that starts.
 
         Args:
-            step: Training steps done.
-            notes: JSON to restore with the variables.
+            step, notes: See `save`.
             loss: `Objective.cost` of the evaluation.
             evaluation: JSON that describes the evaluated examples, if known.
 
@@ -609,10 +600,9 @@ class CheckpointStore:
         """Removes surplus, damaged, discarded and incomplete checkpoints."""
         names = _list_step_directories(parent)
         intact = [
-            checkpoint
-            for checkpoint in self._list(parent)
-            if checkpoint.path not in self._damaged_paths
-            and not checkpoint.fault
+            c
+            for c in self._list(parent)
+            if c.path not in self._damaged_paths and not c.fault
         ]
         kept = {newest}
         if parent == self._directory:

@@ -53,7 +53,6 @@ from albert_tf.records import features
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
-    Checkpoint,
     CheckpointStore,
     list_checkpoints,
     model_variables,
@@ -89,8 +88,24 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
     if not checkpoints:
         check_is_new(run_dir)
         return
-    _check_origin(run_dir, checkpoints[-1])
-    _check_last_step(run_dir, config.training)
+    if not checkpoints[-1].notes and not checkpoints[-1].fault:
+        raise UserError(
+            f"{run_dir} must hold a run that can resume",
+            received="a converted model",
+            remedy="Choose a new --output_dir, and start from this model: "
+            f"--init_checkpoint={run_dir}.",
+        )
+    newest = CheckpointStore(run_dir, {}, writes=False).newest_step()
+    if newest is not None and newest > config.training.num_train_steps:
+        # The run would end at once, with other weights than those of its last
+        # step.
+        raise UserError(
+            f"num_train_steps must be at least {newest}, the step of the "
+            f"newest checkpoint in {run_dir}",
+            received=config.training.num_train_steps,
+            remedy="Raise it, choose another --output_dir, or move the later "
+            "checkpoints to another directory.",
+        )
     _check_settings(run_dir, load_config(run_dir, type(config)), config)
     for phase in data.phases:
         check_vocabulary(run_dir, phase.records)
@@ -108,9 +123,6 @@ def check_is_new(run_dir: str) -> None:
     A run saves its first checkpoint before it trains and evaluates. So if
     there is no checkpoint, rollbacks and the best checkpoint are of a run whose
     checkpoints are missing. A new run must not use them.
-
-    Raises:
-        UserError: If the directory has rollbacks or a best checkpoint.
     """
     parts = {
         Rollbacks.FILE_NAME: Rollbacks.read(run_dir),
@@ -133,17 +145,17 @@ def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
         UserError: If the architecture or the vocabulary differs.
     """
     run_dir = config.training.output_dir
-    if has_checkpoints(run_dir):
-        stored = load_config(run_dir, type(config))
-        changed = _changed(stored, config, "model")
-        if changed:
-            raise UserError(
-                f"the model in {run_dir} must be evaluated with its own "
-                "architecture",
-                received=changed,
-                remedy="Restore these settings.",
-            )
-        check_vocabulary(run_dir, held_out)
+    if not has_checkpoints(run_dir):
+        return
+    stored = load_config(run_dir, type(config))
+    if changed := _changed(stored, config, "model"):
+        raise UserError(
+            f"the model in {run_dir} must be evaluated with its own "
+            "architecture",
+            received=changed,
+            remedy="Restore these settings.",
+        )
+    check_vocabulary(run_dir, held_out)
 
 
 def check_vocabulary(run_dir: str, records: RecordSet) -> None:
@@ -153,21 +165,22 @@ def check_vocabulary(run_dir: str, records: RecordSet) -> None:
         UserError: If the vocabularies differ.
     """
     settings = records.text_settings()
+    if not settings:
+        return
     source = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
     known = load_json_if_any(source)
-    if known is None and settings and exists(vocabulary):
+    if known is None and exists(vocabulary):
         # A converted model has only its vocabulary.
         source = vocabulary
         with open_existing(vocabulary, "rb") as file:
             known = {"vocabulary_sha256": features.sha256_of(file.read())}
     if known is None:
-        if settings:
-            logging.warning(
-                "%s does not exist: the vocabulary of the records is not "
-                "compared with that of the model",
-                vocabulary,
-            )
+        logging.warning(
+            "%s does not exist: the vocabulary of the records is not "
+            "compared with that of the model",
+            vocabulary,
+        )
         return
     features.check_values_match(
         records.directory or ".",
@@ -194,7 +207,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     )
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
-    if tf.io.gfile.exists(metadata) and not has_checkpoints(run_dir):
+    if exists(metadata) and not has_checkpoints(run_dir):
         # From an attempt that ended before its first checkpoint.
         for path in (kept_vocabulary, metadata):
             remove(path)
@@ -202,7 +215,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
         return
     write_text(metadata, records.metadata.to_json())
     vocabulary = posixpath.join(records.directory, features.TOKENIZER_FILE)
-    if tf.io.gfile.exists(vocabulary):
+    if exists(vocabulary):
         with open_existing(vocabulary, "rb") as source:
             write_bytes(kept_vocabulary, source.read())
 
@@ -258,50 +271,19 @@ def load_config(
     return written_by.from_dict(values, source=path)
 
 
-def _check_origin(run_dir: str, newest: Checkpoint) -> None:
-    """Checks that the newest checkpoint was saved by training."""
-    if not newest.notes and not newest.fault:
-        raise UserError(
-            f"{run_dir} must hold a run that can resume",
-            received="a converted model",
-            remedy="Choose a new --output_dir, and start from this model: "
-            f"--init_checkpoint={run_dir}.",
-        )
-
-
 def _check_settings(
     run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
 ) -> None:
-    changed = _changed(stored, config, "model")
-    if changed:
+    if changed := _changed(stored, config, "model"):
         raise UserError(
             f"the run in {run_dir} must resume with its own settings",
             received=changed,
             remedy="Choose another --output_dir or restore the settings.",
         )
-    changed = _changed(stored, config, "result")
-    if changed:
+    if changed := _changed(stored, config, "result"):
         _refuse_unless_allowed(run_dir, changed, config.training)
-    harmless = _changed(stored, config, "nothing")
-    if harmless:
+    if harmless := _changed(stored, config, "nothing"):
         logging.info("changed since the last start of this run: %s", harmless)
-
-
-def _check_last_step(run_dir: str, config: TrainingConfig) -> None:
-    """Checks that the newest checkpoint is not after the last step.
-
-    Such a run would end at once, and report the weights of that checkpoint as
-    those of `num_train_steps`.
-    """
-    newest = CheckpointStore(run_dir, {}, writes=False).newest_step()
-    if newest is not None and newest > config.num_train_steps:
-        raise UserError(
-            f"num_train_steps must be at least {newest}, the step of the "
-            f"newest checkpoint in {run_dir}",
-            received=config.num_train_steps,
-            remedy="Raise it, choose another --output_dir, or move the later "
-            "checkpoints to another directory.",
-        )
 
 
 def _changed(
@@ -338,24 +320,17 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
     Directories are left out. If there are several datasets, the dataset of each
     shard is given, too.
     """
-
-    def sets(records: RecordSet) -> dict[str, list[int]]:
-        if len(records.files_by_source) == 1:
-            return {}
-        numbers = [
-            [file in files for files in records.files_by_source].index(True)
-            for file in records.files
-        ]
-        return {"sets": numbers}
-
-    return [
-        {
-            "first_step": phase.first_step,
-            "shards": _describe_shards(phase.records),
-            **sets(phase.records),
-        }
-        for phase in data.phases
-    ]
+    phases: list[dict[str, Any]] = []
+    for phase in data.phases:
+        shards = _describe_shards(phase.records)
+        phases.append({"first_step": phase.first_step, "shards": shards})
+        sources = phase.records.files_by_source
+        if len(sources) > 1:
+            phases[-1]["sets"] = [
+                [file in files for files in sources].index(True)
+                for file in phase.records.files
+            ]
+    return phases
 
 
 def _describe_shards(records: RecordSet) -> list[list[Any]]:

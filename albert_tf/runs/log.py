@@ -111,23 +111,14 @@ class RunLog:
         """
         log = cls(run_dir, owner or Owner())
         log.rewind(step, evaluates_again, num_unlogged)
-        log._writer = log._make_writer()
         return log
-
-    def _make_writer(self) -> tf.summary.SummaryWriter:
-        return tf.summary.create_file_writer(
-            posixpath.join(self._run_dir, TENSORBOARD_DIR)
-        )
 
     def rewind(
         self, step: int, evaluates_again: bool = False, num_unlogged: int = 0
     ) -> None:
         """Drops the lines of steps that will be trained or logged again.
 
-        Args:
-            step: The step to which the run returns.
-            evaluates_again: See `open`.
-            num_unlogged: See `open`.
+        The arguments are those of `open`.
         """
         last_kept = {
             "train": step - num_unlogged,
@@ -173,7 +164,10 @@ class RunLog:
             self._append_line(self._path, line)
             # TensorBoard reads nothing after an incomplete record, so after a
             # failure the next line begins a new file.
-            writer, self._writer = self._writer or self._make_writer(), None
+            writer, self._writer = self._writer, None
+            writer = writer or tf.summary.create_file_writer(
+                posixpath.join(self._run_dir, TENSORBOARD_DIR)
+            )
             with writer.as_default():
                 for name, value in metrics.items():
                     # TensorFlow keeps a tensor of each Python number for ever.
@@ -214,15 +208,15 @@ class RunLog:
             UserError: If that fails again; a `RetryError` if the cause is
                 temporary.
         """
-        for path in [p for p, lines in self._unwritten.items() if lines]:
-            number = len(self._unwritten[path])
+        for path, lines in self._unwritten.items():
             try:
-                self._append_unwritten(path)
+                if lines:
+                    self._append_unwritten(path)
             except (OSError, tf.errors.OpError) as error:
                 cause = faults.explain(error) or UserError(first_line(error))
                 raise type(cause)(
                     f"all lines of {path} must be written",
-                    received=f"{number} lines that could not be written: "
+                    received=f"{len(lines)} lines that could not be written: "
                     f"{cause}",
                     remedy="Checkpoints are not affected. "
                     "These lines are lost.",
@@ -277,15 +271,12 @@ class RunLog:
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
-    """Reads `metrics.jsonl`; returns no lines if there is no file.
-
-    Lines that a crash or a full disk left incomplete are skipped.
-    """
+    """Reads `metrics.jsonl`; see `read_lines`."""
     return list(read_lines(posixpath.join(run_dir, METRICS_FILE)))
 
 
 def read_events(run_dir: str) -> list[dict[str, Any]]:
-    """Reads `events.jsonl`; see `read_metrics`."""
+    """Reads `events.jsonl`; see `read_lines`."""
     return list(read_lines(posixpath.join(run_dir, EVENTS_FILE)))
 
 
@@ -299,7 +290,10 @@ def time_before_start_up(event: Mapping[str, Any]) -> float:
 
 
 def read_lines(path: str) -> Iterator[dict[str, Any]]:
-    """Reads the lines of a log one at a time; see `read_metrics`."""
+    """Reads the lines of a log one at a time; none if there is no file.
+
+    Lines that a crash or a full disk left incomplete are skipped.
+    """
     for part in _parts(path):
         yield from _read_part(part)
 

@@ -105,7 +105,7 @@ class Rollbacks:
         return any(rollback.resumed_from < step for rollback in later)
 
     def add(self, rollback: Rollback, writes: bool = True) -> None:
-        """Adds a rollback; `writes` says whether to write the file."""
+        """Adds a rollback, and writes the file if this process `writes`."""
         self._items.append(rollback)
         if writes:
             write_json(self._path, list(map(dataclasses.asdict, self._items)))
@@ -141,12 +141,7 @@ class Rollbacks:
     def check_allowed(
         self, diverged_at: int, reason: str, config: TrainingConfig
     ) -> None:
-        """Checks that the settings allow another rollback.
-
-        Args:
-            diverged_at: Step at which divergence was detected.
-            reason: How the run diverged.
-            config: `on_divergence` and `max_rollbacks`.
+        """Checks that the settings allow another rollback; see `Rollback`.
 
         Raises:
             UserError: If the run must stop instead.
@@ -186,14 +181,7 @@ class Rollbacks:
         reason: str,
         config: TrainingConfig,
     ) -> Rollback:
-        """Plans the rollback to a checkpoint.
-
-        Args:
-            diverged_at: Step at which divergence was detected.
-            resumed_from: Step of the checkpoint.
-            reason: How the run diverged.
-            config: `rollback_learning_rate_scale`.
-        """
+        """Plans the rollback to a checkpoint; see `Rollback`."""
         # An earlier rollback between the two steps may have skipped batches.
         last = diverged_at - 1
         batches_read = (last + self.skipped_steps(last) + 1) - (

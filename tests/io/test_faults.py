@@ -113,13 +113,6 @@ def test_python_and_tensorflow_are_explained_alike(number):
     assert "run/log must be " in str(python)
 
 
-def test_a_real_error_of_tensorflow_is_explained(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(tf.errors.OpError) as error:
-        tf.io.gfile.GFile(str(tmp_path / "file" / "x"), "w").write("a")
-    assert "parents is a file" in faults.describe(error.value)
-
-
 def test_a_failed_save_is_explained_without_its_operation(tmp_path):
     """TensorFlow names the operation after the reason."""
     (tmp_path / "file").touch()

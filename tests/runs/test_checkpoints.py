@@ -327,13 +327,13 @@ for step in itertools.count(restored.step + 1 if restored else 1):
 
 @pytest.mark.slow
 def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
-    """The process is stopped twenty times while it saves and removes, and
+    """The process is stopped ten times while it saves and removes, and
     sometimes killed."""
     rng = random.Random(0)
     variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
     newest = 0
     process = None
-    for _ in range(20):
+    for _ in range(10):
         process = process or subprocess.Popen(
             [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)],
             stderr=subprocess.DEVNULL,

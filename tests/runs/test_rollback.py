@@ -18,16 +18,12 @@ def roll_back(rollbacks, diverged_at, resumed_from, config=CONFIG):
     return rollback
 
 
-def test_a_run_without_rollbacks_skips_nothing(tmp_path):
-    rollbacks = Rollbacks.read(str(tmp_path))
-    assert rollbacks.skipped_steps(10**6) == 0
-    assert rollbacks.learning_rate_scale(10**6) == 1.0
-    assert rollbacks.next_change(0) is None
-
-
 def test_a_rollback_skips_what_was_read_since_its_checkpoint(tmp_path):
     """In the chief, in other workers, and in a process that reads the file."""
     worker = Rollbacks.read(str(tmp_path))
+    assert worker.skipped_steps(10**6) == 0
+    assert worker.learning_rate_scale(10**6) == 1.0
+    assert worker.next_change(0) is None
     rollback = worker.plan(110, 100, "loss nan", CONFIG)
     worker.add(rollback, writes=False)
     assert not list(tmp_path.iterdir())
