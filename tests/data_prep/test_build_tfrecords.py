@@ -291,7 +291,11 @@ FORMS = [
     ("lines", {}, ""),
     ("blank lines", {}, "100% of the documents have one sentence"),
     ("CR CR LF", {}, "100% of the documents have one sentence"),
-    ("paragraphs", {}, "split within a sentence.*--sentence_breaker=sentencex"),
+    (
+        "paragraphs",
+        {},
+        r"\d\d% of the examples are split.*--sentence_breaker=sentencex",
+    ),
     ("paragraphs", {"max_seq_length": 512}, "sentence has 205 tokens"),
     ("paragraphs", {"sentence_breaker": "sentencex"}, ""),
 ]

@@ -164,7 +164,7 @@ def test_text_that_changes_during_a_build_is_in_no_record(
 ):
     """Also if the build is run again with the text that was checked."""
     path = tmp_path / "text.txt"
-    first, other = "\n\n".join(documents[:4]), "\n\n".join(documents[2:5])
+    first, other = "\n\n".join(documents[:4]), "\n\n".join(documents[1:5])
     path.write_text(first, encoding="utf-8")
     check = builder.check_inputs
 
@@ -173,12 +173,17 @@ def test_text_that_changes_during_a_build_is_in_no_record(
         path.write_text(other, encoding="utf-8")
         return checked
 
-    monkeypatch.setattr(builder, "check_inputs", check_and_change)
-    with pytest.raises(UserError, match=r"text\.txt must not change"):
+    monkeypatch.setattr(builder, "_SMALLEST_UNIT", 2000)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match=r"text\.txt must not change"),
+    ):
+        patch.setattr(builder, "check_inputs", check_and_change)
         build(tmp_path / "out", path, holdout_fraction=0)
-    assert not list(tmp_path.rglob("*.tfrecord"))
+    assert list(tmp_path.rglob("*.spill")) and not list(
+        tmp_path.rglob("*.tfrecord")
+    )
     path.write_text(first, encoding="utf-8")
-    monkeypatch.undo()
     for name in ("out", "other"):
         build(tmp_path / name, path, holdout_fraction=0)
     assert read_files(tmp_path / "out") == read_files(tmp_path / "other")
