@@ -1,4 +1,4 @@
-"""The files that describe a run, and what may change before it continues."""
+"""What describes a run, and what may change before it continues."""
 
 import functools
 import json
@@ -8,10 +8,7 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import (
-    FinetuningConfig,
-    TaskConfig,
-)
+from albert_tf.config import FinetuningConfig, TaskConfig
 from albert_tf.config.task import FinetuningTrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_held_out, find_training_data
@@ -21,15 +18,72 @@ from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.evaluate import evaluate_run
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
-from tests.helpers.changed_runs import (
-    FIRST,
-    SECOND,
-    THIRD,
-    begin,
-    check,
-    copy_records,
-    copy_without_metadata,
-)
+
+# The shards of `tiny_records`.
+FIRST, SECOND, THIRD = (f"train-{i:05}-of-00003.tfrecord" for i in range(3))
+
+
+def begin(config):
+    """Creates a run of this config with a checkpoint."""
+    run_directory.write(config, find_training_data(config))
+    variables = {"kernel": tf.Variable([1.0])}
+    store = CheckpointStore(config.training.output_dir, variables)
+    store.save(2, {"totals": {}})
+    store.wait()
+
+
+def check(config):
+    run_directory.check(config, find_training_data(config))
+
+
+def copy_records(tiny_records, directory, **metadata):
+    """A copy of train/, with other values in its metadata."""
+    shutil.copytree(tiny_records / "train", directory)
+    path = directory / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | metadata))
+    return f"{directory}/*.tfrecord"
+
+
+def copy_without_metadata(tiny_records, directory):
+    """Copies records without metadata, as google-research/albert has them."""
+    pattern = copy_records(tiny_records, directory)
+    (directory / "metadata.json").unlink()
+    return pattern
+
+
+@pytest.fixture
+def run(tiny_records, tmp_path):
+    """A run in tmp_path/run: a function that returns its settings.
+
+    Keyword arguments of the function change settings.
+    """
+    settings = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        init_checkpoint="published",
+    )
+    begin(settings())
+    return settings
+
+
+@pytest.fixture
+def run_in_phases(tiny_records, tmp_path):
+    """Like `run`, but the run reads one shard, and two from step 6 on."""
+    settings = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        input_file=(),
+        dataset=(
+            f"one={tiny_records}/train/{FIRST}",
+            f"two={tiny_records}/train/{SECOND}",
+        ),
+        data_schedule="0:one,6:one+two",
+    )
+    begin(settings())
+    return settings
+
 
 # --- what is written ----------------------------------------------------------
 
