@@ -25,11 +25,15 @@ Exit status: 0 when the model is complete; 1 for an error; 130 (Ctrl-C) or 143
 """
 
 import base64
+import bz2
 import contextlib
+import ctypes
 import dataclasses
+import glob
 import gzip
 import html
 import json
+import lzma
 import math
 import os
 import pathlib
@@ -39,6 +43,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -120,21 +125,18 @@ class Text:
     Attributes:
         paths: The files.
         num_bytes: Their size; compressed files count threefold.
-        is_json: Whether they are JSON lines.
         line_length: Mean number of characters of a line that is not blank.
         many_characters: Whether the script has thousands of characters.
     """
 
     paths: tuple[str, ...]
     num_bytes: int
-    is_json: bool
     line_length: float
     many_characters: bool
 
     def describe(self) -> list[str]:
         """What was assumed, one line for each fact."""
-        form = "JSON lines" if self.is_json else "text"
-        lines = [f"{len(self.paths)} files of {form}, {self.num_bytes:,} bytes"]
+        lines = [f"{len(self.paths)} files, {self.num_bytes:,} bytes"]
         if self.are_paragraphs:
             lines.append(
                 f"lines have {self.line_length:.0f} characters: they are read "
@@ -159,15 +161,24 @@ def look(config: FirstModelConfig) -> Text:
     Raises:
         UserError: If there is no text, or too little.
     """
-    paths = sorted({p for pattern in config.input_file for p in _find(pattern)})
+    patterns = _patterns(config)
+    paths = sorted({p for pattern in patterns for p in files.find(pattern)})
+    found = {p for q in patterns if "**" not in q for p in glob.glob(q)}
+    if folders := sorted(filter(os.path.isdir, found)):
+        logging.warning(
+            "not reading the folders %s: --input_file='%s/**' reads them, too",
+            name_faults(folders),
+            os.path.dirname(folders[0]) or ".",
+        )
     if not paths:
         raise UserError(
             "input_file must match files",
             received=",".join(config.input_file),
-            remedy="Example: --input_file='my/*.txt'.",
+            remedy="Example: --input_file='my/*.txt', or 'my/**' to read the "
+            "folders in it, too.",
         )
     sizes = [
-        os.path.getsize(p) * (3 if p.endswith((".gz", ".bz2", ".zst")) else 1)
+        os.path.getsize(p) * (3 if p.endswith((".zst", *_OPENERS)) else 1)
         for p in paths
     ]
     needed = (
@@ -185,56 +196,57 @@ def look(config: FirstModelConfig) -> Text:
                 "--init_checkpoint=models/albert_mini_en."
             ),
         )
-    readable = [p for p in paths if not p.endswith((".bz2", ".zst"))]
-    sample = "\n".join(
-        _beginning(path) for path in readable[:: len(paths) // 8 or 1]
-    )
-    lines = [line for line in map(str.strip, sample.splitlines()) if line]
-    if readable and not lines:
+    samples = [_beginning(path) for path in paths[:: len(paths) // 8 or 1]]
+    lines = _strip("\n".join(samples))
+    if any(samples) and not lines:
         raise UserError("input_file must hold text", received="blank lines")
-    is_json = bool(lines) and lines[0].startswith("{")
-    if is_json:
-        lines = [
-            line.strip()
-            for text in map(_json_text(config.text_field), lines)
-            for line in text.splitlines()
-            if line.strip()
-        ]
+    texts = [_read_text(line, config.text_field) for line in lines]
+    lines = _strip("\n".join(texts))
     letters = [c for line in lines for c in line[:100] if c.isalpha()]
     return Text(
         tuple(paths),
         sum(sizes),
-        is_json,
         sum(map(len, lines)) / max(1, len(lines)),
         sum(0x2E80 <= ord(c) < 0xAC00 for c in letters) > len(letters) / 3,
     )
 
 
-def _find(pattern: str) -> list[str]:
-    """The files of a pattern; a directory stands for its files."""
-    if os.path.isdir(pattern):
-        pattern = os.path.join(pattern, "*")
-    return [p for p in files.find(pattern) if os.path.isfile(p)]
+def _patterns(config: FirstModelConfig) -> list[str]:
+    """The patterns of the text; a directory stands for its files."""
+    return [
+        os.path.join(glob.escape(p), "*") if os.path.isdir(p) else p
+        for p in config.input_file
+    ]
+
+
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 def _beginning(path: str) -> str:
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rb") as file:
+    """The first lines; none of a damaged file, which a command names."""
+    opened: Any = _OPENERS.get(os.path.splitext(path)[1], open)
+    damage = (OSError, EOFError, lzma.LZMAError, zlib.error)
+    with contextlib.suppress(*damage), opened(path, "rb") as file:
         content = file.read(SAMPLE_BYTES // 8)
-    return content.rpartition(b"\n")[0].decode("utf-8", errors="replace")
+        if not path.endswith(".zst"):
+            content = content.rpartition(b"\n")[0] or content
+            return content.decode("utf-8-sig", errors="replace")
+    return ""
 
 
-def _json_text(field: str) -> Any:
-    def read(line: str) -> str:
-        with contextlib.suppress(ValueError):
-            document = json.loads(line)
-            if isinstance(document, dict) and isinstance(
-                document.get(field), str
-            ):
-                return document[field]
-        return ""
+def _strip(text: str) -> list[str]:
+    """The lines that are not blank."""
+    return [line for line in map(str.strip, text.splitlines()) if line]
 
-    return read
+
+def _read_text(line: str, field: str) -> str:
+    """The text of a line, which may be a JSON object."""
+    if not line.startswith("{"):
+        return line
+    with contextlib.suppress(ValueError):
+        text = json.loads(line).get(field)
+        return text if isinstance(text, str) else ""
+    return ""
 
 
 def find_accelerator(config: FirstModelConfig) -> str:
@@ -280,11 +292,11 @@ def make_plan(config: FirstModelConfig) -> Plan:
     accelerator = find_accelerator(config)
     recipe = RECIPES[accelerator]
     corpus = [
-        f"--input_file={','.join(text.paths)}",
+        # Patterns, since names may hold commas, and thousands are too long.
+        f"--input_file={','.join(_patterns(config))}",
         f"--language={config.language}",
+        f"--text_field={config.text_field}",
     ]
-    if text.is_json:
-        corpus += ["--input_format=jsonl", f"--text_field={config.text_field}"]
     if text.are_paragraphs:
         corpus.append("--sentence_breaker=sentencex")
     training = [f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"]
@@ -470,8 +482,16 @@ class FirstModel:
                 )
                 return
             except UserError as error:
-                if "holdout_fraction" not in str(error) or fraction > 0.3:
+                if "holdout_fraction" not in str(error):
                     raise
+                if fraction > 0.3:
+                    raise UserError(
+                        "input_file must hold documents to train and to hold "
+                        "out, separated by blank lines",
+                        received="too few",
+                        remedy="Put blank lines between documents, and choose "
+                        "another --output_dir.",
+                    ) from None
             fraction = self.state["holdout_fraction"] = 2 * fraction
 
     def _shape(self, length: int) -> tuple[str, str]:
@@ -614,6 +634,7 @@ class FirstModel:
                 stderr=errors,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches only this process
+                preexec_fn=_stop_with_parent if _PRCTL else None,
             )
             with handle_signals(self._on_signal):
                 while process.poll() is None:
@@ -720,6 +741,14 @@ class FirstModel:
             f"page: {self.dir}/index.html\nmodel: {self.dir}/runs/decay\n"
             f"SavedModel: {self.dir}/saved_model"
         )
+
+
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux
+
+
+def _stop_with_parent() -> None:
+    """A training without its time limit would go on for ever."""
+    _PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 class InterruptError(Exception):
@@ -832,6 +861,15 @@ def main(config: FirstModelConfig) -> int:
             received=", ".join(remote),
             remedy="The commands on the page of results also read gs://.",
         )
+    inside = os.path.realpath(config.output_dir)
+    for pattern in config.input_file:
+        top, found, _ = pattern.partition("**")
+        if found and inside.startswith(os.path.realpath(top) + os.sep):
+            raise UserError(
+                "output_dir must not be in a folder that input_file reads",
+                received=f"{config.output_dir} and {pattern}",
+                remedy="Choose an --output_dir elsewhere.",
+            )
     plan = make_plan(config)
     for line in describe(plan):
         print(line)

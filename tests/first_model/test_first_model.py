@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -31,28 +32,36 @@ def corpus(tmp_path):
     return folder
 
 
-# By name: the lines of a file, its name, and what the plan says of it.
+# By name: a line of a file, its name, and what the plan says of it.
 TEXTS = {
-    "sentences": (WORDS, "a.txt", "each is read as a sentence"),
-    "paragraphs": (WORDS * 9, "a.txt", "split into sentences"),
+    "sentences": (f"{WORDS}\n", "a.txt", "each is read as a sentence"),
+    "old Mac": (f"{WORDS}\r", "a.txt", "each is read as a sentence"),
+    "paragraphs": (f"{WORDS * 9}\n", "a.txt", "split into sentences"),
+    "one line": (WORDS, "a.txt", "split into sentences"),
     "JSON lines": (
-        json.dumps({"text": WORDS}),
+        json.dumps({"text": WORDS, "more": WORDS * 9}) + "\n",
         "a.data",
-        r"--input_format=jsonl",
+        "each is read as a sentence",
     ),
     "paragraphs in JSON lines": (
-        json.dumps({"text": WORDS * 9}),
+        json.dumps({"text": WORDS * 9}) + "\n",
         "a.json",
         r"--sentence_breaker=sentencex",
     ),
-    "Chinese": ("国家主席今天在北京会见了外国客人。", "a.txt", "8,000 pieces"),
+    "Chinese": (
+        "国家主席今天在北京会见了外国客人。\n",
+        "a.txt",
+        "8,000 pieces",
+    ),
+    "not compressed": (f"{WORDS}\n", "a.gz", "1 files"),
+    "comma": (f"{WORDS}\n", "a, b.txt", r"(?m)--input_file=\S+/\*$"),
 }
 
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_the_plan_follows_from_the_text(case, tmp_path):
     line, name, expected = TEXTS[case]
-    lines = f"{line}\n" * (300_000 // len(line.encode()))
+    lines = line * (300_000 // len(line.encode()))
     (tmp_path / name).write_text(lines)
     config = FirstModelConfig(input_file=(str(tmp_path),), output_dir="out")
     plan = first_model.make_plan(config)
@@ -76,6 +85,7 @@ REFUSALS = {
     "no such file": ("input_file", ("none/*.txt",), "input_file must match"),
     "too little text": ("input_file", ("small.txt",), "200,000 bytes of text"),
     "blank text": ("input_file", ("blank.txt",), "must hold text"),
+    "its own output": ("input_file", ("**/*.txt",), "must not be in a folder"),
     "no time": ("minutes", 0.1, "minutes must be at least 1"),
     "not local": ("input_file", ("s3://b/a.txt",), "must be local"),
     "no model": ("init_checkpoint", "none", "init_checkpoint must be a run"),
@@ -94,19 +104,62 @@ def test_what_cannot_become_a_model_is_refused(case, corpus, monkeypatch):
     assert not os.path.exists("out")
 
 
-def test_a_command_that_aborts_is_named_with_its_signal(
-    corpus, tmp_path, monkeypatch
+# By name: what each command does, and words of the error.
+FAILURES = {
+    # With its last line, as a library writes it before it calls abort().
+    "aborts": ("os.write(2, b'bad table')\nos.abort()", "SIGABRT: bad table"),
+    "holds out nothing": (
+        "os.write(2, b'holdout_fraction')\nos._exit(1)",
+        "blank lines between documents",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_the_failure_of_a_command_is_explained(
+    case, corpus, tmp_path, monkeypatch
 ):
-    """With its last line, as a library writes it before it calls abort()."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\nos.write(2, b'bad table')\nos.abort()"
-    )
+    code, message = FAILURES[case]
+    (tmp_path / "sitecustomize.py").write_text(f"import os\n{code}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     config = FirstModelConfig(
-        input_file=(str(corpus),), output_dir=str(tmp_path / "out")
+        input_file=(str(corpus),),
+        output_dir=str(tmp_path / "out"),
+        init_checkpoint="albert_mini_en",  # the first command builds records
     )
-    with pytest.raises(UserError, match="signal SIGABRT: bad table"):
+    with pytest.raises(UserError, match=message):
         first_model.main(config)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_a_command_stops_when_first_model_is_killed(
+    corpus, tmp_path, monkeypatch
+):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'data_prep.train_tokenizer' in sys.orig_argv:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(100)"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    monkeypatch.setenv("PYTHONPATH", path)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "albert_tf.first_model"]
+    process = subprocess.Popen(
+        [*command, f"--input_file={corpus}", f"--output_dir={out}"]
+    )
+    printed = out / "logs/vocabulary.out"
+    while not (printed.exists() and printed.read_text().endswith("\n")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    stat = pathlib.Path(f"/proc/{int(printed.read_text())}/stat")
+    deadline = time.monotonic() + 10
+    # Without a parent that reaps it, an ended process may stay as a zombie.
+    while stat.exists() and ") Z" not in stat.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
