@@ -471,9 +471,10 @@ class TextFile:
                     raise _json_error(where, error, len(encoded)) from None
 
     def _parse_values(
-        self, blocks: Iterator[bytes], config: CorpusConfig, _skipped: Skipped
+        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
     ) -> Iterator[tuple[str, Any]]:
         """Yields the values of a list, or objects of any number of lines."""
+        del skipped  # on_bad_utf8=skip, which skips lines, is an error here
         errors = "replace" if config.on_bad_utf8 == "replace" else "strict"
         decoder = codecs.getincrementaldecoder("utf-8")(errors)
         text, number = "", 1
