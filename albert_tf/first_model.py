@@ -743,7 +743,7 @@ class FirstModel:
         )
 
 
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux
+_PRCTL: Any = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux
 
 
 def _stop_with_parent() -> None:
