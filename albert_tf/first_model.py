@@ -51,7 +51,8 @@ from absl import logging
 
 from albert_tf.cluster import devices
 from albert_tf.cluster.jobs import handle_signals
-from albert_tf.config import FirstModelConfig, ModelConfig, flags
+from albert_tf.config import FirstModelConfig, flags
+from albert_tf.config.model import override_types
 from albert_tf.errors import (
     RETRY_STATUS,
     UserError,
@@ -354,9 +355,8 @@ def _read_initial(path: str) -> tuple[dict[str, Any], str, bool]:
             "other formats.",
         )
     model = settings.get("model", settings)
-    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    names = override_types()
     model = {n: v for n, v in model.items() if n in names}
-    model = {n: v for n, v in model.items() if not isinstance(v, list)}
     if model.get("hidden_act") == "gelu_new":  # Hugging Face's name
         model["hidden_act"] = "gelu"
     training = settings.get("training", settings)

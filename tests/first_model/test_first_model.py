@@ -13,8 +13,9 @@ import time
 import pytest
 
 from albert_tf import first_model
-from albert_tf.config import FirstModelConfig
+from albert_tf.config import FirstModelConfig, ModelConfig
 from albert_tf.errors import UserError
+from albert_tf.io.shipped import MODEL, find
 from tests.helpers.tiny_run import CORPUS
 
 WORDS = "the river runs through the old town and under its seven bridges "
@@ -78,6 +79,22 @@ def test_a_gpu_gets_a_larger_model(corpus):
     ]
     assert [p.batch_tokens for p in plans] == [1024, 32_768, 131_072]
     assert "albert_base_v2" in plans[1].training_flags[0]
+
+
+def test_the_model_of_a_run_can_be_continued(corpus, tmp_path):
+    """Its config.json also has fields that --model does not take."""
+    shipped = pathlib.Path(find("albert_mini_en", MODEL))
+    (tmp_path / "spiece.model").symlink_to(shipped / "spiece.model")
+    model = ModelConfig(vocab_size=8000, num_hidden_layers=3)
+    settings = {"model": model.to_dict(), "training": {}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    plan = first_model.make_plan(
+        FirstModelConfig(
+            (str(corpus),), output_dir="out", init_checkpoint=str(tmp_path)
+        )
+    )
+    values = plan.training_flags[1].removeprefix("--model=")
+    assert ModelConfig().with_overrides([values]) == model
 
 
 # By name: the setting and its value, and words of the refusal.
