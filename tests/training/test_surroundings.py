@@ -44,7 +44,7 @@ def test_a_file_system_without_inodes_is_named(source, tiny_records, make_disk):
 
     With more inodes, the same command ends like an undisturbed run.
     """
-    disk = make_disk("nr_inodes=14")
+    disk = make_disk("nr_inodes=12")
     config = tiny_run.make_config(tiny_records, disk / "run")
     message = error_of(config)
     assert "the disk is full" in message and "inodes (df -i)" in message
