@@ -51,7 +51,7 @@ def import_tensorflow() -> None:
     """Imports TensorFlow quickly, and without its lines about this machine.
 
     These are kept on machines with a GPU or TPU, if `TF_CPP_MIN_LOG_LEVEL` is
-    set, and after an error.
+    set to another value than 3, and after an error.
 
     Raises:
         ModuleNotFoundError: If TensorFlow is missing.
@@ -69,7 +69,7 @@ def import_tensorflow() -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(quick_import())
         has_accelerator = any(map(glob.glob, ACCELERATORS))
-        if LOG_LEVEL not in os.environ and not has_accelerator:
+        if os.environ.get(LOG_LEVEL, "3") == "3" and not has_accelerator:
             # TensorFlow reads it when it first uses a device.
             os.environ[LOG_LEVEL] = "3"
             stack.enter_context(_without_stderr())

@@ -249,10 +249,13 @@ def run_command(body, *arguments, redirected=""):
     )
 
 
-def test_the_start_of_tensorflow_writes_nothing_without_a_gpu(monkeypatch):
+@pytest.mark.parametrize("level", ["", "3"])
+def test_tensorflow_starts_in_silence_without_a_gpu(monkeypatch, level):
     if any(map(glob.glob, versions.ACCELERATORS)):
         pytest.skip("a machine with a GPU or TPU")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    if level:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
     done = run_command(
         "from albert_tf.cluster.versions import import_tensorflow\n"
         "    import_tensorflow()\n"
