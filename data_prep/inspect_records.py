@@ -58,7 +58,6 @@ from data_prep.inspection import (
 from data_prep.processes import Processes, count_workers, show_progress
 from data_prep.segments import DOCUMENTS, EXAMPLES, SENTENCES, SPLITS, TOKENS
 from data_prep.shards import MAX_USE, judge_form
-from data_prep.text import name_format
 
 _SHARDS = "*.tfrecord"
 
@@ -427,11 +426,9 @@ def _learn_metadata(
             }
             return RecordsMetadata(**dict.fromkeys(names, 0) | known)
     received, remedy = f"{shards[0]}, whose first records have none", ""
-    with files.open_existing(shards[0], "rb") as file:
-        if name := name_format(file.read(8)):
-            received = f"{shards[0]}, which is {name}"
-            remedy = "Unpack it, e.g. with gzip -d."
     for record in _read_shards(shards, 1):
+        if record.fault:
+            received = f"{shards[0]}: {record.fault}"
         if "input_word_ids" in (lists := read_lists(record.content)):
             received = f"{shards[0]} with {', '.join(lists)}"
             remedy = (

@@ -74,7 +74,7 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[], Any]]] = {
         ),
     ),
 }
-_COMPRESSED_NAME = re.compile(r"\.(gz|t?gz|bz2|xz|zstd?)$", re.IGNORECASE)
+_COMPRESSED_NAME = re.compile(r"\.(t?gz|bz2|xz|zstd?)$", re.IGNORECASE)
 
 _TO_JSON_LINES = (
     "Convert it to JSON lines, e.g. with pandas: read_{}(path).to_json("
@@ -727,14 +727,6 @@ def cut(content: bytes, longest: int) -> Iterator[bytes]:
         yield content[begin:end]
         begin = end
     yield content[begin:]
-
-
-def name_format(head: bytes) -> str:
-    """Names the format of a file that begins with `head`, or returns ""."""
-    known = (
-        name for m, (name, _) in _REFUSED_FORMATS.items() if head.startswith(m)
-    )
-    return next(known, "")
 
 
 def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ record of each shard shows the lengths of the features. A run trains on one set
 of records (`--input_file`), or changes sets at given steps (`--data_schedule`).
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from google.protobuf.message import DecodeError
 from tqdm import tqdm
 
 from albert_tf.config import DataConfig, PretrainingConfig
@@ -493,11 +495,20 @@ def _count_records(
 
 
 def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
-    example = tf.train.Example.FromString(serialized)
+    found: Any = {}
+    with contextlib.suppress(DecodeError):
+        found = tf.train.Example.FromString(serialized).features.feature
+    if "input_ids" not in found:
+        raise UserError(
+            f"{file} must hold messages tf.train.Example with input_ids",
+            received=", ".join(sorted(found)) or "another message",
+            remedy="Build the records with data_prep.build_tfrecords or "
+            "google-research/albert; TensorFlow Model Garden has other names.",
+        )
     stored = {
         feature.name: len(values.float_list.value or values.int64_list.value)
         for feature in features.FEATURES
-        for values in [example.features.feature[feature.name]]
+        for values in [found[feature.name]]
     }
     features.check_values_match(
         f"the lengths of the features in {file}",

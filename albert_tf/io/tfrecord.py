@@ -136,6 +136,8 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
                     f"its length, {length}, does not match the checksum of the "
                     "length; the records after it are unreadable"
                 )
+                if head.startswith(b"\x1f\x8b") and not number:
+                    fault = "the file is compressed: unpack it with gzip -d"
                 yield StoredRecord(number, offset, b"", fault)
                 return
         wanted = _HEAD.size + length + _CHECKSUM.size

@@ -1,3 +1,4 @@
+import gzip
 import json
 import shutil
 
@@ -7,6 +8,7 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets
 from albert_tf.input.record_format import parse_records, pretraining_format
+from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.features import features_to_read
 from tests.helpers import tiny_run
 
@@ -129,6 +131,9 @@ REFUSALS = [
     ),
     ("unfinished", {}, "a build that has not ended"),
     ("truncated", {}, "train-00000", "must be an intact"),
+    ("compressed", {}, "the file is compressed: unpack it with gzip -d"),
+    ("garden", {}, "with input_ids. Received: input_word_ids. Build"),
+    ("text", {}, "with input_ids. Received: another message. Build"),
     ("static+dynamic", {}, "one masking", "dynamic in {dynamic}/train"),
     (
         "packed",
@@ -198,6 +203,17 @@ def directories(
     (tmp_path / "unfinished/unfinished.json").write_text("{}")
     file = min((tmp_path / "truncated/train").glob("*.tfrecord"))
     file.write_bytes(file.read_bytes()[:-7])
+    contents = {"compressed": b"", "text": b"no message"}
+    example = tf.train.Example()
+    example.features.feature["input_word_ids"].int64_list.value[:] = [2, 7, 3]
+    contents["garden"] = example.SerializeToString()
+    for name, content in contents.items():
+        path = tmp_path / name / "train/a.tfrecord"
+        path.parent.mkdir(parents=True)
+        with path.open("wb") as file, TFRecordWriter(file) as writer:
+            writer.write(content)
+    path = tmp_path / "compressed/train/a.tfrecord"
+    path.write_bytes(gzip.compress(path.read_bytes()))
     for name, split, changes in (
         ("nsp", "eval", {"sentence_objective": "nsp"}),
         ("other", "eval", {"vocabulary_sha256": "ab"}),
