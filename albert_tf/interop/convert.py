@@ -1,16 +1,14 @@
 """Reads a model in one format and writes it in another.
 
 With `verify`, compares the written model with the one that was read. A Hugging
-Face folder gets a model card, which lists architecture, data, settings and
-metrics from the run directory.
+Face folder gets a model card, with facts from the run directory.
 """
 
 import dataclasses
 import importlib
-import math
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from albert_tf.config import (
     FinetuningConfig,
     PretrainingConfig,
     TrainingConfig,
+    flatten,
 )
 from albert_tf.config.task import (
     MULTIPLE_CHOICE,
@@ -41,7 +40,6 @@ from albert_tf.interop.hugging_face import (
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import (
     PARTIAL_SUFFIX,
-    exists,
     is_remote,
     load_json_if_any,
     new_directory,
@@ -51,7 +49,6 @@ from albert_tf.io.files import (
 from albert_tf.records.features import CLS_ID, SEP_ID, TOKENIZER_FILE
 from albert_tf.runs.checkpoints import CHECKPOINTS_DIR, write_checkpoint
 from albert_tf.runs.directory import (
-    CONFIG_FILE,
     NULL_THRESHOLD_FILE,
     RECORDS_METADATA_FILE,
     load_config,
@@ -384,65 +381,39 @@ def _run_theirs(
 
 # --- The model card -----------------------------------------------------------
 
-_TRAINING = (
+_SENTENCE_CLASSES = {
+    "sop": " The classes of `sop_logits` are segments in order (0) and swapped "
+    "(1).",
+    "nsp": " The classes of `sop_logits` are the next sentence (0) and a "
+    "random one (1).",
+    "none": " It has no sentence head.",
+}
+# Of a run that has trained.
+_SETTINGS = (
+    "data.global_batch_size",
     "optimizer.optimizer",
     "optimizer.learning_rate",
     "optimizer.num_warmup_steps",
-    "optimizer.weight_decay_rate",
-    "data.global_batch_size",
     "training.num_train_steps",
     "training.seed",
-    "distribution.precision",
 )
-_PRETRAINING = (
-    "training.sentence_objective",
-    "data.max_seq_length",
-    "training.dropout_schedule",
-)
-_FINETUNING = ("task.task", "training.dropout", "training.classifier_dropout")
 
 
 def make_model_card(weights: ModelWeights, licence: str = "") -> str:
-    """The card: the Hub's metadata fields, then Markdown."""
+    """The Hub's metadata, then Markdown: the model, its records, its run."""
     head, step, run_dir = weights.head, weights.step, weights.run_dir
     model = class_name(weights).replace("Albert", "AutoModel")
-    how, pipeline = "pretrained", "fill-mask"
-    about = {
-        "sop": "The classes of `sop_logits` are segments in order (0) and "
-        "swapped (1).",
-        "nsp": "The classes of `sop_logits` are the next sentence (0) and a "
-        "random one (1).",
-        "none": "It has no sentence head.",
-    }[weights.sentence_objective]
     if head:
-        how, pipeline = "fine-tuned", TASKS[head.kind].pipeline
-        about = f"It was fine-tuned for {head.kind.replace('_', ' ')}."
-    settings = dict(weights.settings)
-    if settings.get(NULL_THRESHOLD) == math.inf:
-        settings[NULL_THRESHOLD] = "none: every question has an answer"
-    if settings:
-        about += (
-            f"\n\n## Text and answers\n\n{_table(settings.items())}\n"
-            "transformers does not read these settings. They are in "
-            f"`config.json`, as `{KEY}`."
-        )
-    if NULL_THRESHOLD in settings:
-        about += (
-            " A question has no answer if the score of no answer exceeds that "
-            f"of the best answer by more than {NULL_THRESHOLD}."
-        )
-    records = run_dir and load_json_if_any(
-        posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    )
-    data = {
-        name: value
-        for name, value in (records or {}).items()
-        if not isinstance(value, (dict, list))
-    }
+        what = f"fine-tuned for {head.kind.replace('_', ' ')}"
+        note = f" `{KEY}` in `config.json` describes how it reads text."
+    else:
+        what, note = "pretrained", _SENTENCE_CLASSES[weights.sentence_objective]
+    facts = _describe_run(run_dir, step) if run_dir else {}
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     return f"""---
 license: {licence or "unknown"}
 library_name: transformers
-pipeline_tag: {pipeline}
+pipeline_tag: {TASKS[head.kind].pipeline if head else "fill-mask"}
 tags:
 - albert
 - albert_tf
@@ -451,70 +422,37 @@ tags:
 # ALBERT
 
 An [ALBERT](https://arxiv.org/abs/1909.11942) with {weights.num_parameters:,}
-parameters, heads included, {how} with albert_tf and TensorFlow for
-{f"{step:,}" if step else "an unknown number of"} steps.
+parameters, heads included, {what} with albert_tf for
+{f"{step:,}" if step else "an unknown number of"} steps.{note}
 
     from transformers import AutoTokenizer, {model}
 
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = {model}.from_pretrained(FOLDER)
 
-{about}
+The records, the settings, and the metrics of the held-out set, in nats:
 
-## Architecture
-
-{_table(weights.config.to_dict().items())}
-The activation gelu is the tanh approximation, `gelu_new` in `config.json`.
-
-## Data
-
-{_table(data.items())}
-## Training
-
-{_table(_describe_training(run_dir))}
-## Evaluation
-
-On the held-out set; losses are in nats.
-
-{_table(_describe_evaluation(run_dir, step).items())}
-## Licence
-
-Weights: {licence or "not stated at export"}. The training text and the
-vocabulary have separate licences.
+| | |
+|---|---|
+{rows or "| unknown | |"}
 """
 
 
-def _describe_training(run_dir: str) -> Iterator[tuple[str, Any]]:
-    if not run_dir or not exists(posixpath.join(run_dir, CONFIG_FILE)):
-        return
-    run, of_kind = load_config(run_dir), _PRETRAINING
-    if isinstance(run, FinetuningConfig):
-        if not run.task.task:  # converted, so the other settings are unknown
-            return
-        of_kind = _FINETUNING
-    for name in (*of_kind, *_TRAINING):
-        group, _, setting = name.partition(".")
-        yield setting, getattr(getattr(run, group), setting)
-
-
-def _describe_evaluation(run_dir: str, step: int) -> dict[str, Any]:
-    """Metrics of the last evaluation at or before the step."""
-    last: dict[str, Any] = {}
-    for line in read_metrics(run_dir) if run_dir else ():
-        if line.get("split") == "eval" and line["step"] <= step:
-            last = line
-    return {
-        name: f"{value:.4f}" if isinstance(value, float) else value
-        for name, value in last.items()
-        if name not in (*DURATIONS, "split")
-    }
-
-
-def _table(rows: Iterable[tuple[str, Any]]) -> str:
-    lines = ["| | |", "|---|---|"]
-    for name, value in rows:
-        if value is not None:
-            # A bar or a new line would end the cell.
-            text = str(value).replace("|", "\\|").replace("\n", " ")
-            lines.append(f"| {name} | {text} |")
-    return "\n".join(lines) + "\n" if len(lines) > 2 else "Unknown.\n"
+def _describe_run(run_dir: str, step: int) -> dict[str, Any]:
+    """Facts of the records, and of a log up to the step, as they are known."""
+    metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    records = load_json_if_any(metadata) or {}
+    facts = {n: v for n, v in records.items() if not isinstance(v, list | dict)}
+    lines = read_metrics(run_dir)
+    if lines:  # the settings of a converted run are defaults
+        settings = flatten(load_config(run_dir).to_dict())
+        facts |= {name.partition(".")[2]: settings[name] for name in _SETTINGS}
+    evaluations = [
+        line
+        for line in lines
+        if line["split"] == "eval" and line["step"] <= step
+    ]
+    for name, value in evaluations[-1].items() if evaluations else ():
+        if name not in (*DURATIONS, "split"):
+            facts[name] = f"{value:.4f}" if isinstance(value, float) else value
+    return facts
