@@ -47,6 +47,7 @@ REMOVED_FLAGS: dict[str, str] = {
     "unpack": "Build the records again with --packing=none.",
     "beam_option": "Use --runner=local, or --runner=dask for several machines.",
     "gcp_project": "Give the servers' addresses: --tpu_name=grpc://HOST:8470.",
+    "init_from_group0": "Groups start from those of the same relative depth.",
     "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
     "max_corrupt_records": "A run stops at the first damaged record.",
     "on_corrupt_record": "A run stops at the first damaged record, and says "

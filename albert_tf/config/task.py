@@ -308,7 +308,7 @@ class FinetuningOptimizerConfig(
 @dataclasses.dataclass(frozen=True)
 class FinetuningInitializationConfig(
     InitializationConfig,
-    without_flags=("init_from_group0", "init_optimizer_state"),
+    without_flags=("init_optimizer_state",),
 ):
     """The pretrained model."""
 

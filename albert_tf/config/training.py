@@ -215,13 +215,6 @@ class InitializationConfig(Config):
         "none, e.g. albert_base/30k-clean.model. The run keeps the embeddings "
         "of pieces that the vocabulary of the records also contains.",
     )
-    init_from_group0: bool = setting(
-        False,
-        "Initialize each group from the group with the same number in "
-        "init_checkpoint, or from group 0 if there is none, as in "
-        "google-research/albert. By default, each group starts from the group "
-        "at the same relative depth.",
-    )
     init_optimizer_state: bool = setting(
         False,
         "Also load the moments of the optimizer from init_checkpoint. By "

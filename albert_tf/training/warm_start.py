@@ -4,20 +4,16 @@
 
 The widths of the model must equal those of the run. These may differ:
 
-- **Vocabulary.** Pieces are matched by spelling. The embedding of a piece that
-  the model lacks starts at the mean of the matched embeddings plus random
-  initial values, and its output bias at the mean of the matched biases. With
-  zeros, new pieces would take all the probability, since the scores of a
-  trained model may all be far below zero. With the mean, their probability is
-  about their fraction of the vocabulary.
+- **Vocabulary.** Pieces that both vocabularies have keep their rows. Other rows
+  start at the mean of these plus random values: near zero, they would take all
+  the probability, since all scores of a trained model may be far below zero.
 - **Positions.** New positions repeat the old ones from the first on; surplus
   positions are dropped.
 - **Depth.** A sublayer belongs to a group if layers share it, and to a layer
   otherwise; the group or layer is its owner. Owner n of the run's N owners
   takes the weights of owner `n * M // N` of the model's M owners, which has the
   same relative depth. So 12 layers use each of 6 layers twice, and a single
-  group for all layers keeps its weights. With `--init_from_group0`, owner n
-  takes the weights of owner n, or of owner 0 if the model has no owner n.
+  group for all layers keeps its weights.
 - **Heads.** A sentence head is newly initialised if the model has none, or one
   for another objective.
 
@@ -25,20 +21,16 @@ The seed of the run decides the new values. So a warm start is a function of
 settings and model, and is equal in every process.
 
 Reference:
-    Vocabulary: J. Hewitt, "Initializing New Word Embeddings for Pretrained
-    Language Models", 2021,
-    https://nlp.stanford.edu/~johnhew/vocab-expansion.html. Positions:
-    [Beltagy et al., 2020](https://arxiv.org/abs/2004.05150), section 5. Depth:
-    [Lan et al., 2020](https://arxiv.org/abs/1909.11942), footnote 5 and
-    appendix A.1.
+    Positions: [Beltagy et al., 2020](https://arxiv.org/abs/2004.05150),
+    section 5. Depth: [Lan et al., 2020](https://arxiv.org/abs/1909.11942),
+    footnote 5 and appendix A.1.
 """
 
 import dataclasses
-import itertools
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -55,8 +47,7 @@ from albert_tf.interop.weight_names import (
     ModelWeights,
     list_weights,
 )
-from albert_tf.io.files import open_existing, remove, write_json
-from albert_tf.io.tfrecord import read_records
+from albert_tf.io.files import write_json
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import directory as run_directory
@@ -80,16 +71,6 @@ _SENTENCE_HEAD = f"{MODEL_NAME}/sentence/"
 
 _OWNER = re.compile(r"/(group|layer)_(\d+)(_inner_group_\d+_(attention|ffn))/")
 
-# Number of records in which tokens are counted, for the report.
-COUNTED_RECORDS = 1000
-
-
-class KeptPieces(NamedTuple):
-    """The ids that pieces of both vocabularies have there, int64, `(kept,)`."""
-
-    run_ids: np.ndarray
-    model_ids: np.ndarray
-
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
@@ -99,15 +80,15 @@ class WarmStart:
         weights: The model.
         sources: For each variable of the run that is not newly initialised,
             its path in the model, by its path in the run.
-        kept_pieces: The pieces in both vocabularies; None if the vocabularies
-            are equal.
+        kept_pieces: The ids in the run and in the model of the pieces that
+            both have, two int64 arrays; None if the vocabularies are equal.
         takes_moments: Whether the run also takes over the optimizer's moments.
         report: The content of `warm_start.json`.
     """
 
     weights: ModelWeights
     sources: Mapping[str, str]
-    kept_pieces: KeptPieces | None
+    kept_pieces: tuple[np.ndarray, np.ndarray] | None
     takes_moments: bool
     report: Mapping[str, Any]
 
@@ -124,10 +105,10 @@ class WarmStart:
             values = self.weights.values[source]
             shape = variables[path].shape.as_list()
             if path in (_PIECES, _PIECE_BIAS) and self.kept_pieces:
-                of_kept = values[self.kept_pieces.model_ids]
-                mean = of_kept.mean(axis=0, dtype=np.float64)
-                new = (variables[path].numpy() + mean).astype(np.float32)
-                values = self._place(path, values, new)
+                mean = values[self.kept_pieces[1]].mean(axis=0)
+                values = self._place(
+                    path, values, variables[path].numpy() + mean
+                )
             elif path == _POSITIONS:
                 values = np.resize(values, shape)
             assigned[path] = values
@@ -166,9 +147,7 @@ class WarmStart:
         if pieces["new"] or pieces["dropped"]:
             lines.append(
                 f"vocabulary replaced: {pieces['kept']:,} pieces kept, "
-                f"{pieces['new']:,} new, {pieces['dropped']:,} dropped; "
-                f"{pieces['kept_share_of_records']:.1%} of the tokens in the "
-                "records are kept pieces"
+                f"{pieces['new']:,} new, {pieces['dropped']:,} dropped"
             )
         positions = report["positions"]
         if positions["here"] != positions["there"]:
@@ -252,8 +231,7 @@ def plan(
             received=f"{settings.init_checkpoint}, {has}",
             remedy="Omit --init_optimizer_state to start with zero moments.",
         )
-    vocabulary = settings.init_vocabulary or weights.vocabulary
-    kept_pieces = _match_pieces(config, weights, records, vocabulary)
+    kept_pieces = _match_pieces(config, weights, records)
     sources = _find_sources(config, weights)
     paths = [
         weight.path
@@ -264,9 +242,7 @@ def plan(
         sources,
         kept_pieces,
         settings.init_optimizer_state,
-        make_report(config, weights, sources, paths)
-        | {"vocabularies_known": bool(vocabulary and records.metadata)}
-        | _report_pieces(config, weights, kept_pieces, records),
+        make_report(config, weights, sources, paths, kept_pieces),
     )
 
 
@@ -275,14 +251,16 @@ def make_report(
     weights: ModelWeights,
     sources: Mapping[str, str],
     paths: Sequence[str],
+    kept_pieces: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """The report of a run that keeps the model's vocabulary.
+    """The content of `warm_start.json`.
 
     Args:
-        sources: As in `WarmStart`.
+        sources: As in `WarmStart`, as `kept_pieces`.
         paths: The variables of the run.
     """
     here, there = config.model, weights.config
+    kept = len(kept_pieces[0]) if kept_pieces else here.vocab_size
     others = {}  # groups and layers that start from another one, by name
     for path, source in sources.items():
         to, taken = _OWNER.search(path), _OWNER.search(source)
@@ -292,12 +270,10 @@ def make_report(
         "init_checkpoint": config.initialization.init_checkpoint,
         "step": weights.step,
         "optimizer_state": config.initialization.init_optimizer_state,
-        "vocabularies_known": True,
         "pieces": {
-            "kept": here.vocab_size,
-            "new": 0,
-            "dropped": 0,
-            "kept_share_of_records": 1.0,
+            "kept": kept,
+            "new": here.vocab_size - kept,
+            "dropped": there.vocab_size - kept,
         },
         "positions": {
             "here": here.max_position_embeddings,
@@ -313,17 +289,11 @@ def make_report(
     }
 
 
-def _pieces_of(vocabulary: Tokenizer) -> list[str]:
-    return [vocabulary.id_to_piece(i) for i in range(vocabulary.vocab_size)]
-
-
 def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
-    """Writes `warm_start.json`, or removes it if there is no warm start."""
-    path = posixpath.join(run_dir, REPORT_FILE)
+    """Writes `warm_start.json`, unless there is no warm start."""
     if warm_start is not None:
+        path = posixpath.join(run_dir, REPORT_FILE)
         write_json(path, warm_start.report)
-    else:
-        remove(path)  # from an attempt that ended before its first checkpoint
 
 
 def _find_sources(
@@ -339,11 +309,7 @@ def _find_sources(
             _, number, rest, kind = match.groups()
             _, num_here = _owners_of(config.model, kind)
             owner, num_there = _owners_of(weights.config, kind)
-            taken = int(number)
-            if not config.initialization.init_from_group0:
-                taken = taken * num_there // num_here
-            elif taken >= num_there:
-                taken = 0
+            taken = int(number) * num_there // num_here
             source = path.replace(match[0], f"/{owner}_{taken}{rest}/")
         if source in weights.values and (
             same_task or not path.startswith(_SENTENCE_HEAD)
@@ -360,114 +326,58 @@ def _owners_of(config: ModelConfig, kind: str) -> tuple[str, int]:
 
 
 def _match_pieces(
-    config: PretrainingConfig,
-    weights: ModelWeights,
-    records: RecordSet,
-    model_file: str,
-) -> KeptPieces | None:
-    """Matches the pieces of run and model; returns None if they are equal.
+    config: PretrainingConfig, weights: ModelWeights, records: RecordSet
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """`WarmStart.kept_pieces`, by the spelling of the pieces.
 
-    If one vocabulary is unknown (`model_file` "") and the sizes are equal, the
-    vocabularies are assumed to be equal, and a warning is logged.
+    If a vocabulary is unknown and the sizes are equal, a warning is logged, and
+    the vocabularies are assumed to be equal.
     """
-    own = weights.vocabulary
-    # A user may pass the vocabulary of the records by mistake.
-    if own not in ("", model_file) and _pieces_of(Tokenizer(own)) != _pieces_of(
-        Tokenizer(model_file)
-    ):
-        raise UserError(
-            "init_vocabulary must have the pieces of the vocabulary of "
-            "init_checkpoint",
-            received=f"{model_file}, and {own}",
-            remedy="Omit --init_vocabulary; the vocabulary of the run comes "
-            "with its records.",
-        )
+    settings = config.initialization
+    model_file = settings.init_vocabulary or weights.vocabulary
+    sizes = (
+        f"{weights.config.vocab_size} pieces in the model, "
+        f"{config.model.vocab_size} in the run"
+    )
     if not model_file or records.metadata is None:
-        _check_unknown_vocabulary(config, weights, model_file)
+        unknown, remedy = (
+            (
+                "the records",
+                "Build them with python -m data_prep.build_tfrecords.",
+            )
+            if model_file
+            else (
+                "init_checkpoint",
+                "Pass its vocabulary as --init_vocabulary.",
+            )
+        )
+        if config.model.vocab_size != weights.config.vocab_size:
+            raise UserError(
+                f"the vocabulary of {unknown} must be known",
+                received=sizes,
+                remedy=remedy,
+            )
+        logging.warning(
+            "THE VOCABULARY OF %s IS NOT KNOWN: if it differs, the embeddings "
+            "belong to wrong pieces. %s",
+            unknown,
+            remedy,
+        )
         return None
-    of_model = Tokenizer(model_file)
-    if of_model.vocab_size != weights.config.vocab_size:
+    run_file = posixpath.join(records.directory, features.TOKENIZER_FILE)
+    of_run, of_model = (
+        [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
+        for tokenizer in (Tokenizer(run_file), Tokenizer(model_file))
+    )
+    if len(of_model) != weights.config.vocab_size:
         raise UserError(
-            f"{model_file} must be the vocabulary of "
-            f"{config.initialization.init_checkpoint}",
-            received=f"{of_model.vocab_size} pieces, and "
-            f"{weights.config.vocab_size} in the model",
+            f"{model_file} must be the vocabulary of init_checkpoint",
+            received=f"{len(of_model)} pieces; {sizes}",
             remedy="Pass the vocabulary of the model as --init_vocabulary.",
         )
-    if of_model.sha256 == records.metadata.vocabulary_sha256:
+    if of_run == of_model:
         return None
-    path = posixpath.join(records.directory, features.TOKENIZER_FILE)
-    of_run = Tokenizer(path)
-    if of_run.sha256 != records.metadata.vocabulary_sha256:
-        raise UserError(
-            f"{path} must be the vocabulary of the records next to it",
-            received=f"SHA-256 {of_run.sha256}, and "
-            f"{records.metadata.vocabulary_sha256} in {features.METADATA_FILE}",
-            remedy="Build the records again.",
-        )
-    run_pieces, model_pieces = _pieces_of(of_run), _pieces_of(of_model)
-    if run_pieces == model_pieces:
-        return None
-    model_ids = {piece: i for i, piece in enumerate(model_pieces)}
-    pairs = [
-        (i, model_ids[piece])
-        for i, piece in enumerate(run_pieces)
-        if piece in model_ids
-    ]
-    return KeptPieces(*np.array(pairs).T)
-
-
-def _check_unknown_vocabulary(
-    config: PretrainingConfig, weights: ModelWeights, model_file: str
-) -> None:
-    source = config.initialization.init_checkpoint
-    run_size, model_size = config.model.vocab_size, weights.config.vocab_size
-    unknown = "the records" if model_file else source
-    remedy = "Pass the vocabulary of the model as --init_vocabulary."
-    if model_file:
-        remedy = "Build the records with python -m data_prep.build_tfrecords."
-    if run_size != model_size:
-        raise UserError(
-            "the vocabularies of init_checkpoint and of the records must be "
-            "known if their sizes differ",
-            received=f"{model_size} pieces in the model and {run_size} in the "
-            f"run, and no vocabulary with {unknown}",
-            remedy=remedy,
-        )
-    logging.warning(
-        "THE VOCABULARY OF %s IS NOT KNOWN: its %d pieces are assumed to be "
-        "those of %s. If they differ, the embeddings belong to wrong pieces. "
-        "%s",
-        unknown,
-        model_size,
-        source if model_file else "the records",
-        remedy,
-    )
-
-
-def _report_pieces(
-    config: PretrainingConfig,
-    weights: ModelWeights,
-    kept: KeptPieces | None,
-    records: RecordSet,
-) -> dict[str, Any]:
-    """Counts kept, new and dropped pieces, and tokens in the first records."""
-    if kept is None:
-        return {}
-    run_size, num_kept = config.model.vocab_size, len(kept.run_ids)
-    counts = np.zeros(run_size, np.int64)
-    with open_existing(records.files[0], "rb") as file:
-        for record in itertools.islice(read_records(file), COUNTED_RECORDS):
-            example = tf.train.Example.FromString(record.content)
-            ids = example.features.feature["input_ids"].int64_list.value
-            counts += np.bincount(np.array(ids, np.int64), minlength=run_size)
-    counts[: len(features.SPECIAL_PIECES)] = 0
-    of_kept = counts[kept.run_ids].sum() / max(counts.sum(), 1)
-    return {
-        "pieces": {
-            "kept": num_kept,
-            "new": run_size - num_kept,
-            "dropped": weights.config.vocab_size - num_kept,
-            "kept_share_of_records": float(of_kept),
-        }
-    }
+    ids = {piece: i for i, piece in enumerate(of_model)}
+    kept = [(i, ids[piece]) for i, piece in enumerate(of_run) if piece in ids]
+    of_runs, of_models = np.array(kept).T
+    return of_runs, of_models

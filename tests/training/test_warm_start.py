@@ -1,9 +1,6 @@
 """Runs that start from the weights of another model."""
 
-import collections
 import dataclasses
-import gzip
-import itertools
 import json
 import math
 import re
@@ -11,15 +8,10 @@ import shutil
 
 import numpy as np
 import pytest
-import sentencepiece
 import tensorflow as tf
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf.config import (
-    InitializationConfig,
-    PretrainingConfig,
-    TrainingConfig,
-)
+from albert_tf.config import InitializationConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_records
 from albert_tf.interop import formats, hugging_face
@@ -29,30 +21,14 @@ from albert_tf.training import preflight, warm_start
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from albert_tf.training.train_step import make_state
-from data_prep import build_tfrecords, train_tokenizer
-from data_prep.config import RecordsConfig, TokenizerConfig
 from tests.helpers import tiny_run
 from tests.helpers.conversion import write_published
 from tests.helpers.run_processes import read_variables
-from tests.helpers.shared_directory import build_once
 
 PIECES = "albert/embeddings/word_embeddings"
 PIECE_BIAS = "albert/masked_lm/output_bias"
 POSITIONS = "albert/embeddings/position_embeddings"
 LOSS_OF_A_GUESS = math.log(tiny_run.MODEL.vocab_size) + math.log(2)
-
-
-class Started:
-    """The variables of a new run before and after its warm start."""
-
-    def __init__(self, config):
-        objective = Pretraining(config)
-        state = make_state(config, objective)
-        self.initial = {n: v.numpy() for n, v in state.variables().items()}
-        planned = objective.initial_weights(objective.find_training_data())
-        planned.apply(state.variables())
-        self.values = {n: v.numpy() for n, v in state.variables().items()}
-        self.report = planned.report
 
 
 def is_moment(path):
@@ -73,19 +49,8 @@ def report_of(run_dir):
     return json.loads((run_dir / "warm_start.json").read_text())
 
 
-def pieces_of(directory):
-    model = sentencepiece.SentencePieceProcessor(
-        model_file=str(directory / "spiece.model")
-    )
-    return [model.id_to_piece(i) for i in range(model.vocab_size())]
-
-
 def moments_and(path):
     return [path, *(f"{path}/{moment}" for moment in MOMENTS)]
-
-
-def find_train_records(records, config):
-    return find_records({"input_file": [f"{records}/train/*.tfrecord"]}, config)
 
 
 def weights_of(config, vocabulary="", objective="sop", slots=False):
@@ -121,61 +86,43 @@ def model_of(layers, groups=1, sharing="all", **changes):
     )
 
 
-@pytest.fixture(scope="session")
-def other_records(tmp_path_factory):
-    """Records of another text, with a vocabulary of 300 pieces.
-
-    All test workers share them, like `source`.
-    """
-    directory = build_once(tmp_path_factory, "other", build_other_records)
-    return directory / "records"
-
-
-def build_other_records(directory):
-    text = directory / "text.txt"
-    with gzip.open(tiny_run.CORPUS, "rt", encoding="utf-8") as lines:
-        text.write_text("".join(itertools.islice(lines, 9000, 9300)))
-    train_tokenizer.main(
-        TokenizerConfig(
-            input_file=(str(text),),
-            model_prefix=str(directory / "spm"),
-            vocab_size=300,
-        )
+def plan(records, weights, run_dir="unused", **changes):
+    """Plans the warm start of a run on `records`."""
+    config = tiny_run.make_config(
+        records, run_dir, **{"init_checkpoint": "a", **changes}
     )
-    build_tfrecords.main(
-        RecordsConfig(
-            input_file=(str(text),),
-            output_dir=str(directory / "records"),
-            spm_model_file=str(directory / "spm.model"),
-            dupe_factor=1,
-            num_shards=1,
-            num_workers=1,
-            **tiny_run.LENGTHS,
-        )
+    fitting = tiny_run.make_config(
+        records, run_dir, vocab_size=config.model.vocab_size
     )
+    found = find_records({"input_file": config.data.input_file}, fitting)
+    return warm_start.plan(config, found, weights)
 
 
 @pytest.fixture
-def plan_for(tiny_records, tmp_path):
+def plan_for(tiny_records):
     """A function that plans the warm start of a run with a given model."""
 
-    def plan_for(here, weights, objective="sop", **initialization):
-        config = tiny_run.make_config(tiny_records, tmp_path)
-        found = find_train_records(tiny_records, config)
-        config = PretrainingConfig(
-            model=here,
-            data=dataclasses.replace(config.data, max_seq_length=16),
-            training=TrainingConfig(sentence_objective=objective),
-            initialization=InitializationConfig(
-                init_checkpoint="a", **initialization
-            ),
+    def plan_for(here, weights, objective="sop", **changes):
+        vocabulary = str(tiny_records / "train/spiece.model")
+        return plan(
+            tiny_records,
+            dataclasses.replace(weights, vocabulary=vocabulary),
+            sentence_objective=objective,
+            **dataclasses.asdict(here),
+            **changes,
         )
-        weights = dataclasses.replace(
-            weights, vocabulary=str(tiny_records / "train/spiece.model")
-        )
-        return warm_start.plan(config, found, weights)
 
     return plan_for
+
+
+def applied(planned, here, objective="sop"):
+    """The values that the plan assigns to variables that were all 9."""
+    variables = {}
+    for weight in list_weights(here, objective):
+        for path in moments_and(weight.path):
+            variables[path] = tf.Variable(np.full(weight.shape, 9, np.float32))
+    planned.apply(variables)
+    return {path: v.numpy() for path, v in variables.items()}
 
 
 # --- a run that continues ---------------------------------------------------
@@ -211,7 +158,6 @@ def test_a_run_starts_with_the_losses_of_the_model(
     start = read_events(str(tmp_path))[0]
     assert (start["event"], start["warm_start"]) == ("start", report)
     assert report["step"] == 12
-    assert report["vocabularies_known"]
     assert report["pieces"]["kept"] == tiny_run.MODEL.vocab_size
     assert not report["initialized"]
     assert not report["unused"]
@@ -248,14 +194,6 @@ def test_a_run_with_a_checkpoint_resumes_from_it(
     assert report_of(run_dir) == report
 
 
-def test_a_new_attempt_removes_the_report_of_the_last(plan_for, tmp_path):
-    planned = plan_for(tiny_run.MODEL, weights_of(tiny_run.MODEL))
-    warm_start.write_report(str(tmp_path), planned)
-    assert report_of(tmp_path) == planned.report
-    warm_start.write_report(str(tmp_path), None)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", init_checkpoint=str(source)
@@ -275,268 +213,143 @@ def test_a_run_starts_from_models_in_formats_of_other_projects(
     source, tiny_records, tmp_path, write
 ):
     write(formats.read_weights(str(source)), tmp_path / "theirs")
-    started = Started(
-        tiny_run.make_config(
-            tiny_records,
-            tmp_path / "run",
-            init_checkpoint=str(tmp_path / "theirs"),
-        )
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "run",
+        init_checkpoint=str(tmp_path / "theirs"),
     )
+    objective = Pretraining(config)
+    variables = make_state(config, objective).variables()
+    objective.initial_weights(objective.find_training_data()).apply(variables)
     before = read_variables(source, 12)
-    assert_same_values(started.values, before, weights_in(before))
+    values = {name: v.numpy() for name, v in variables.items()}
+    assert_same_values(values, before, weights_in(before))
 
 
 # --- what does not fit ------------------------------------------------------
 
-OTHER = {
-    "embedding_size": 4,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "hidden_act": "relu",
-    "type_vocab_size": 3,
-}
 
-
-@pytest.mark.parametrize(("name", "value"), OTHER.items())
 def test_another_architecture_is_refused_with_both_values(
-    source, tiny_records, tmp_path, name, value
+    source, tiny_records, tmp_path
 ):
-    run_dir = tmp_path / "run"
     config = tiny_run.make_config(
-        tiny_records, run_dir, init_checkpoint=str(source), **{name: value}
+        tiny_records,
+        tmp_path / "run",
+        init_checkpoint=str(source),
+        intermediate_size=48,
+        hidden_act="relu",
     )
-    here = getattr(tiny_run.MODEL, name)
-    with pytest.raises(UserError, match=f"{name} {here!r} and {value!r}"):
+    with pytest.raises(
+        UserError, match="size 24 and 48; hidden_act 'gelu' and 'relu'"
+    ):
         train(config)
-    assert not run_dir.exists()
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["init_vocabulary", "init_from_group0", "init_optimizer_state"]
-)
-def test_settings_of_a_warm_start_need_a_checkpoint(name):
-    value = "spiece.model" if name == "init_vocabulary" else True
-    with pytest.raises(UserError, match=f"{name} needs --init_checkpoint"):
-        InitializationConfig(**{name: value})
-    InitializationConfig(init_checkpoint="a", **{name: value})
+def test_settings_of_a_warm_start_need_a_checkpoint():
+    with pytest.raises(UserError, match="_state needs --init_checkpoint"):
+        InitializationConfig(init_optimizer_state=True)
 
 
-def test_muon_passes_on_its_moments(tiny_records, tmp_path):
-    """It has no second moment of its kernels; AdamW would need one."""
-    run_dir, muon = tmp_path / "muon", {"optimizer": "muon"}
-    train(
-        tiny_run.make_config(tiny_records, run_dir, num_train_steps=2, **muon)
-    )
-    start = {"init_checkpoint": str(run_dir), "init_optimizer_state": True}
-    new = [tiny_records, tmp_path / "new"]
-    started = Started(tiny_run.make_config(*new, **start, **muon))
-    old = read_variables(run_dir)
-    assert len([n for n in old if n.endswith("/kernel/m")]) > len(
-        [n for n in old if n.endswith("/kernel/v")]
-    )
-    assert_same_values(started.values, old, set(old) - {"step"})
+def test_moments_of_muon_continue_with_muon_only(plan_for):
+    """Kernels lack the second moment, which AdamW would need."""
+    weights = weights_of(tiny_run.MODEL, slots=True)
+    kept = {n: v for n, v in weights.slots.items() if "kernel/v" not in n}
+    weights = dataclasses.replace(weights, slots=kept)
+    start = {"init_optimizer_state": True}
+    assert plan_for(tiny_run.MODEL, weights, optimizer="muon", **start)
     with pytest.raises(UserError, match="Muon's, one for each kernel"):
-        Started(tiny_run.make_config(*new, **start, optimizer="adamw"))
+        plan_for(tiny_run.MODEL, weights, optimizer="adamw", **start)
+    with pytest.raises(UserError, match="which has none"):
+        plan_for(tiny_run.MODEL, weights_of(tiny_run.MODEL), **start)
 
 
 # --- other vocabularies -----------------------------------------------------
 
 
-def other_start(records, source, run_dir, **changes):
-    """The start of a run on `records` from the weights and moments of one."""
-    return Started(
-        tiny_run.make_config(
-            records,
-            run_dir,
-            vocab_size=300,
-            eval_input_file=(),
-            init_checkpoint=str(source),
-            init_optimizer_state=True,
-            **changes,
-        )
-    )
-
-
-def test_rows_of_pieces_in_both_vocabularies_are_kept(
-    source, other_records, tmp_path
-):
-    """New pieces start at the mean of these, plus the values of a new run.
-
-    Another seed changes the embeddings of new pieces, and nothing else.
-    """
-    started = other_start(other_records, source, tmp_path)
-    old, initial, now = read_variables(source), started.initial, started.values
-    pieces_there = pieces_of(source)
-    pieces_here = pieces_of(other_records / "train")
-    kept = [p for p in pieces_here if p in set(pieces_there)]
-    assert 20 < len(kept) < 280
-    for path in (PIECES, PIECE_BIAS):
-        mean = np.mean([old[path][pieces_there.index(p)] for p in kept], axis=0)
-        for i, piece in enumerate(pieces_here):
-            if piece in kept:
-                there = pieces_there.index(piece)
-                expected = {p: old[p][there] for p in moments_and(path)}
-            else:
-                expected = dict.fromkeys(moments_and(path), 0.0)
-                expected[path] = mean + initial[path][i]
-            for name, value in expected.items():
-                np.testing.assert_allclose(
-                    now[name][i], value, atol=1e-7, err_msg=f"{name} {piece}"
-                )
-    assert not initial[PIECE_BIAS].any()
-    others = set(old) - {*moments_and(PIECES), *moments_and(PIECE_BIAS), "step"}
-    assert_same_values(now, old, others)
-
-    counts = collections.Counter()
-    for record in tf.data.TFRecordDataset(
-        [str(p) for p in other_records.glob("train/*.tfrecord")]
-    ).as_numpy_iterator():
-        example = tf.train.Example.FromString(record)
-        ids = example.features.feature["input_ids"].int64_list.value
-        counts.update(pieces_here[i] for i in ids if i >= 5)
-    report = dict(started.report["pieces"])
-    share = report.pop("kept_share_of_records")
-    assert report == {
-        "kept": len(kept),
-        "new": 300 - len(kept),
-        "dropped": 400 - len(kept),
-    }
-    assert 0.3 < share < 1
-    assert share == pytest.approx(
-        sum(counts[p] for p in kept) / counts.total(), rel=1e-6
-    )
-
-    other = other_start(other_records, source, tmp_path, seed=2).values
-    assert_same_values(other, now, set(now) - {PIECES})
-    differs = (other[PIECES] != now[PIECES]).any(axis=1)
-    is_new = [piece not in kept for piece in pieces_here]
-    np.testing.assert_array_equal(differs, is_new)
-
-
 @pytest.fixture
-def records_without_metadata(tiny_records, tmp_path):
-    """Records without metadata, as google-research/albert writes them."""
-    shutil.copytree(tiny_records / "train", tmp_path / "copy/train")
-    (tmp_path / "copy/train/metadata.json").unlink()
-    (tmp_path / "copy/train/spiece.model").unlink()
-    return tmp_path / "copy"
-
-
-@pytest.fixture
-def mixed_records(other_records, tiny_records, tmp_path):
-    shutil.copytree(other_records, tmp_path / "mixed")
-    shutil.copy(tiny_records / "train/spiece.model", tmp_path / "mixed/train")
-    return tmp_path / "mixed"
-
-
-@pytest.fixture
-def vocabularies(tiny_records, other_records, tmp_path):
-    """Vocabulary files by name."""
+def vocabularies(tiny_records, tmp_path):
+    """Vocabulary files by name; "new" has 20 new pieces, in another order."""
     ours = tiny_records / "train/spiece.model"
     # With field 1000, a number that SentencePiece does not know.
     same = tmp_path / "same.model"
     same.write_bytes(ours.read_bytes() + b"\xc0\x3e\x01")
     model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
-    first, second = model.pieces[100:102]
-    first.piece, second.piece = second.piece, first.piece
-    (tmp_path / "swapped.model").write_bytes(model.SerializeToString())
-    return {
-        "": "",
-        "ours": ours,
-        "same": same,
-        "swapped": tmp_path / "swapped.model",
-        "300 pieces": other_records / "train/spiece.model",
-    }
+    del model.pieces[300:]
+    pieces = [piece.piece for piece in model.pieces]
+    for i, piece in enumerate(model.pieces[100:]):
+        piece.piece = f"new{i}" if i < 20 else pieces[100:][-1 - i]
+    (tmp_path / "new.model").write_bytes(model.SerializeToString())
+    return {"": "", "ours": ours, "same": same, "new": tmp_path / "new.model"}
 
 
-# By name: records, the setting, and vocabulary and number of pieces of the
-# model; whether the run has the same pieces, other ones, warns or is refused,
-# and words of its warning or refusal.
-VOCABULARIES = {
-    "unknown": (
-        *("tiny_records", "", "", 400, "warns"),
-        "VOCABULARY OF a IS NOT.* 400 pieces.* --init_vocabulary",
-    ),
-    "of the records unknown": (
-        *("records_without_metadata", "", "ours", 400, "warns"),
-        "OF the records IS NOT.* 400 pieces.* data_prep.build_tfrecords",
-    ),
-    "unknown, of another size": (
-        *("other_records", "", "", 400, "is refused"),
-        "400 pieces in the model and 300 in .* --init_vocabulary",
-    ),
-    "of the records unknown, of another size": (
-        *("records_without_metadata", "300 pieces", "", 300, "is refused"),
-        "300 pieces in the model and 400 in .* data_prep",
-    ),
-    "given": ("other_records", "ours", "", 400, "others", ""),
-    "not of the model": (
-        *("tiny_records", "300 pieces", "", 400, "is refused"),
-        "300 pieces, and 400 in the model",
-    ),
-    # With as many pieces, as if the vocabulary of the records were given.
-    "another one next to the model": (
-        *("tiny_records", "ours", "swapped", 400, "is refused"),
-        r"spiece\.model, and .*swapped\.model",
-    ),
-    "the same one next to the model": (
-        *("tiny_records", "ours", "same", 400, "same", ""),
-    ),
-    "the same one of the model alone": (
-        *("tiny_records", "", "same", 400, "same", ""),
-    ),
-    "another one next to the records": (
-        *("mixed_records", "", "ours", 400, "is refused"),
-        "vocabulary of the records next to it",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", VOCABULARIES)
-def test_vocabularies_are_compared_by_their_pieces(
-    request, vocabularies, tmp_path, caplog, case
+def test_rows_of_pieces_in_both_vocabularies_are_kept(
+    tiny_records, vocabularies, tmp_path
 ):
-    records, given, own, size, outcome, words = VOCABULARIES[case]
-    found = request.getfixturevalue(records)
-    config = tiny_run.make_config(
-        found,
-        tmp_path,
-        init_checkpoint="a",
-        init_vocabulary=str(vocabularies[given]),
-        vocab_size=300 if records[0] in "om" else 400,
+    """The other rows start at their mean, added to the initial values."""
+    records = shutil.copytree(tiny_records, tmp_path / "records")
+    (records / "train/spiece.model").write_bytes(
+        vocabularies["new"].read_bytes()
     )
-    found = find_train_records(found, config)
+    metadata = records / "train/metadata.json"
+    content = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps({**content, "vocab_size": 300}))
+    weights = weights_of(tiny_run.MODEL, vocabularies["ours"], slots=True)
+
+    planned = plan(records, weights, vocab_size=300, init_optimizer_state=True)
+    here = dataclasses.replace(tiny_run.MODEL, vocab_size=300)
+    values = applied(planned, here)
+
+    # By hand: for the ids of kept pieces, those in the model.
+    there = {i: i for i in range(100)} | {i: 399 - i for i in range(120, 300)}
+    old = {**weights.values, **weights.slots}
+    for path in (PIECES, PIECE_BIAS):
+        mean = np.mean([old[path][i] for i in there.values()], axis=0)
+        for i in range(300):
+            for name in moments_and(path):
+                expected = 9 + mean if name == path else 0
+                if i in there:
+                    expected = old[name][there[i]]
+                np.testing.assert_allclose(values[name][i], expected, rtol=1e-6)
+    assert planned.report["pieces"] == {"kept": 280, "new": 20, "dropped": 120}
+    assert "280 pieces kept, 20 new, 120 dropped" in planned.describe()[1]
+
+
+# The setting, the vocabulary of the model, its number of pieces, and words of a
+# refusal or a warning; `bare` records have no metadata.
+VOCABULARIES = [
+    ("", "same", 400, "", ""),
+    ("", "", 400, "", "VOCABULARY OF init_checkpoint IS NOT.*_vocabulary"),
+    ("", "ours", 400, "bare", "VOCABULARY OF the records IS NOT.*data_prep"),
+    ("", "", 300, "", "of init_checkpoint must be known.* 300 .* 400 "),
+    ("", "new", 300, "bare", "of the records must be known"),
+    ("new", "", 400, "", "new.model must be .*300 pieces; 400"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "size", "kind", "words"), VOCABULARIES
+)
+def test_vocabularies_are_compared_by_their_pieces(
+    tiny_records, vocabularies, tmp_path, caplog, given, own, size, kind, words
+):
+    records = shutil.copytree(tiny_records, tmp_path / "records")
+    if kind == "bare":
+        (records / "train/metadata.json").unlink()
     model = dataclasses.replace(tiny_run.MODEL, vocab_size=size)
     weights = weights_of(model, vocabularies[own])
-    caplog.clear()
-    if outcome == "is refused":
+    changes = {"init_vocabulary": str(vocabularies[given])}
+    if "must be" in words:
         with pytest.raises(UserError, match=words):
-            warm_start.plan(config, found, weights)
+            plan(records, weights, **changes)
         return
-    planned = warm_start.plan(config, found, weights)
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == (outcome == "warns")
+    assert plan(records, weights, **changes).kept_pieces is None
+    warnings = [m for m in caplog.messages if "VOCABULARY" in m]
+    assert len(warnings) == bool(words)
     assert all(re.search(words, warning) for warning in warnings)
-    assert planned.report["vocabularies_known"] == (outcome != "warns")
-    if outcome == "others":
-        assert 20 < len(planned.kept_pieces.run_ids) < 280
-    else:
-        assert planned.kept_pieces is None
-        assert planned.report["pieces"]["new"] == 0
 
 
 # --- other layers, positions and heads --------------------------------------
-
-
-def applied(planned, here, objective="sop"):
-    """The values that the plan assigns to variables that were all 9."""
-    variables = {}
-    for weight in list_weights(here, objective):
-        for path in moments_and(weight.path):
-            variables[path] = tf.Variable(np.full(weight.shape, 9, np.float32))
-    planned.apply(variables)
-    return {path: v.numpy() for path, v in variables.items()}
 
 
 # The models there and here; for each group or layer here, the one that it
@@ -595,70 +408,31 @@ def test_layers_start_from_layers_of_the_same_relative_depth(plan_for, case):
         assert " from ".join(names) in described
 
 
-@pytest.mark.parametrize(
-    ("there", "here"),
-    [
-        (model_of(4, 2), model_of(4, 4)),
-        (model_of(4, 2), model_of(4, 4, inner_group_num=2)),
-        (model_of(4, 4, inner_group_num=2), model_of(4, 4)),
-    ],
-)
-def test_init_from_group0_matches_google_research(plan_for, there, here):
-    """Its rule, on its names: the same name, or else group 0."""
-    weights = weights_of(there)
-    planned = plan_for(here, weights, init_from_group0=True)
-    values = applied(planned, here)
-    published = {
-        w.google_albert: weights.values[w.path] for w in list_weights(there)
-    }
-    fresh = set()
-    for weight in list_weights(here):
-        name = weight.google_albert
-        if name not in published:
-            name = re.sub(r"/group_\d+/", "/group_0/", name)
-        if name in published:
-            np.testing.assert_array_equal(
-                values[weight.path], published[name], weight.path
-            )
-        else:
-            fresh.add(weight.path)
-            assert (values[weight.path] == 9).all()
-    assert set(planned.report["initialized"]) == fresh
-    assert bool(fresh) == (here.inner_group_num > there.inner_group_num)
-    assert all("inner_group_1" in path for path in planned.report["unused"])
-    assert bool(planned.report["unused"]) == (
-        here.inner_group_num < there.inner_group_num
-    )
-
-
-@pytest.mark.parametrize("number", [24, 80])
+@pytest.mark.parametrize("number", [32, 90])
 def test_new_positions_repeat_the_old_ones(plan_for, number):
     """Their moments are zero; surplus positions are dropped."""
     here = model_of(2, max_position_embeddings=number)
-    weights = weights_of(tiny_run.MODEL, slots=True)
+    weights = weights_of(model_of(2, max_position_embeddings=40), slots=True)
     planned = plan_for(here, weights, init_optimizer_state=True)
     values = applied(planned, here)
     for position in range(number):
         np.testing.assert_array_equal(
             values[POSITIONS][position],
-            weights.values[POSITIONS][position % 32],
+            weights.values[POSITIONS][position % 40],
         )
         for path in (f"{POSITIONS}/m", f"{POSITIONS}/v"):
-            expected = weights.slots[path][position] if position < 32 else 0
+            expected = weights.slots[path][position] if position < 40 else 0
             np.testing.assert_array_equal(values[path][position], expected)
-    assert planned.report["positions"] == {"here": number, "there": 32}
-    assert any(f"{number} positions from 32" in x for x in planned.describe())
+    assert planned.report["positions"] == {"here": number, "there": 40}
+    assert any(f"{number} positions from 40" in x for x in planned.describe())
 
 
 @pytest.mark.parametrize(
     ("here", "there", "fresh", "unused"),
     [
-        ("sop", "sop", set(), set()),
         ("sop", "nsp", {"sentence"}, {"sentence"}),
-        ("nsp", "sop", {"sentence"}, {"sentence"}),
         ("sop", "none", {"sentence", "pooler"}, set()),
         ("none", "sop", set(), {"sentence", "pooler"}),
-        ("none", "none", set(), set()),
     ],
 )
 def test_a_head_for_another_task_is_newly_initialised(
