@@ -22,7 +22,6 @@ COMMANDS = {
     "sweep": "albert_tf.sweep",
     "score": "albert_tf.finetuning.score",
     "serving-client": "albert_tf.serving.client",
-    "watch-notices": "albert_tf.cluster.notices",
     "compile-check": "tpu.compile_check",
     "compile-recipes": "tpu.compile_recipes",
     "launch": "tpu.launch",

@@ -35,10 +35,10 @@ change, the finished runs are evaluated again.
 
 Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
 75 if all runs that failed exited with 75, e.g. because a host was lost: start
-the same command again; 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption
-or maintenance from Google Cloud) when the sweep or one of its runs was
-interrupted: the runs save a checkpoint and stop. A run that exits with 75 is
-started again; it has failed after three times without a new checkpoint.
+the same command again; 130 (Ctrl-C) or 143 (SIGTERM) when the sweep or one of
+its runs was interrupted: the runs save a checkpoint and stop. A run that exits
+with 75 is started again; it has failed after three times without a new
+checkpoint.
 """
 
 import json

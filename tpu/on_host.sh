@@ -3,9 +3,8 @@
 #
 #   install              installs the packages, and checks that TensorFlow finds
 #                        the TPUs
-#   serve                waits until Google Cloud announces no end of this host;
-#                        then starts its server, which passes notices on to host
-#                        0; a single host needs no server
+#   serve                starts the server of this host, which passes SIGTERM on
+#                        to host 0; a single host needs no server
 #   train LOG_DIR FLAG.. trains in the background, on host 0
 #   check FLAG...        runs the trainer's --dry_run
 #   status               prints none, running, stopped, lost (the host was
@@ -28,7 +27,6 @@ bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
 log=$state/train.log
 port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
 server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
-notice_wait_s=${ALBERT_TPU_NOTICE_WAIT_S:-600} # for the end of a notice
 copy_log_s=${ALBERT_TPU_COPY_LOG_S:-60} # between two copies of the log
 
 fail() {
@@ -122,8 +120,6 @@ ends_within() {
 }
 
 serve() {
-  (cd "$code" && "$bin/python" -m albert_tf.cluster.notices --wait \
-    "$notice_wait_s")
   find_hosts
   ((${#addresses[@]} > 1)) || return 0
   mkdir -p "$state"
@@ -149,7 +145,7 @@ serve() {
     TPU_MESH_CONTROLLER_ADDRESS=${addresses[0]}:8476 \
     TPU_MESH_CONTROLLER_PORT=8476 TPU_TASK_PORT=$port \
     setsid nohup flock --no-fork "$state/server.lock" \
-    "$bin/python" -m albert_tf.cluster.notices "$bin/start_grpc_tpu_worker" \
+    "$bin/start_grpc_tpu_worker" \
     >"$state/server.log" 2>&1 </dev/null &
   echo "$!" >"$state/server.pid"
   local waited=0

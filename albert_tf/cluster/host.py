@@ -22,7 +22,7 @@ class Host:
 
     Attributes:
         strategy: The devices, also those of other processes.
-        stop: Request to stop, set by signals and notices; None: nobody asks.
+        stop: Request to stop, set by signals; None: nobody asks.
         watchdog: Ends the process if devices or other hosts do not answer.
         owner: `Owner.check` is called before each write to the run directory.
         writes: Whether this process writes the run directory. In a training,
@@ -76,7 +76,7 @@ def connect(
 
     Args:
         strategy: Devices; None connects those of the settings.
-        can_stop: Whether the host listens to signals and notices.
+        can_stop: Whether the host listens to signals.
 
     Raises:
         RetryError: If another process of the run, or a host of a TPU slice,

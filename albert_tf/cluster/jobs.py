@@ -62,8 +62,8 @@ class Job:
 class Jobs:
     """Runs jobs; those that end with status 75 are started again.
 
-    After Ctrl-C or SIGTERM, or if a job was interrupted, e.g. by a notice of
-    preemption, all jobs are asked to stop, and no other one starts.
+    After Ctrl-C or SIGTERM, to this process or to a job, all jobs are asked to
+    stop, and no other one starts.
 
     Attributes:
         limit: Number of jobs to run at the same time.
@@ -140,7 +140,6 @@ class Jobs:
         if self.interrupted:
             return False
         for number in _INTERRUPTS:
-            # A notice of preemption counts as SIGTERM.
             if status in (128 + number, -number):
                 end = f"{job.name} was interrupted, with status {status}"
                 self._interrupt(number, end)

@@ -1,11 +1,11 @@
-"""Requests to stop a run: signals, and notices of Google Cloud.
+"""Requests to stop a run: SIGTERM and Ctrl-C.
 
 A run that is asked to stop saves a checkpoint at most two steps later, at the
 same step in all processes, and exits with `StopRequest.exit_status`, so that a
 scheduler starts it again:
 
     130   Ctrl-C
-    143   SIGTERM (Slurm, Kubernetes, a preempted machine), or a notice
+    143   SIGTERM (Slurm, Kubernetes, the shutdown of a preempted machine)
 
 With several workers, each one listens; the training step adds up their
 requests. On a TPU slice one process trains. The servers of the hosts pass their
@@ -29,10 +29,9 @@ from absl import logging
 # There is no public name for a stream of remote operations.
 from tensorflow.python.eager import context, executor
 
-from albert_tf.cluster import notices
 from albert_tf.errors import first_line
 
-# Exit status of a run that another worker or a notice has stopped.
+# Exit status of a run that another worker has stopped.
 PREEMPTED_STATUS = 128 + signal.SIGTERM
 
 # TensorFlow's coordination service, which runs in the first server of a slice,
@@ -90,7 +89,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def watch_for_stop(servers: Sequence[str] = ()) -> Iterator[StopRequest]:
-    """Listens to signals and notices while the block runs.
+    """Listens to signals while the block runs.
 
     A second signal ends the process at once. Only the main thread may handle
     signals; in other threads this function listens to nothing.
@@ -112,7 +111,7 @@ def watch_for_stop(servers: Sequence[str] = ()) -> Iterator[StopRequest]:
             daemon=True,  # it waits for ever
         ).start()
     try:
-        with notices.watch_notices(request.set), _watch_signals(request):
+        with _watch_signals(request):
             yield request
     finally:
         ended.set()
@@ -127,18 +126,15 @@ def _watch_servers(
     except tf.errors.OpError as error:
         if not ended.is_set():
             logging.warning(
-                "cannot receive the preemption notices of the other hosts of "
-                "the slice: %s. If one of them is preempted, the run loses the "
+                "cannot receive the signals of the other hosts of the "
+                "slice: %s. If one of them is preempted, the run loses the "
                 "steps since its last checkpoint",
                 first_line(error),
             )
         return
     if not ended.is_set():
         index = int(worker.rpartition(":")[2])  # /job:worker/task:1
-        request.set(
-            f"worker {index} at {servers[index]} has received SIGTERM, or a "
-            "notice of Google Cloud"
-        )
+        request.set(f"worker {index} at {servers[index]} received SIGTERM")
 
 
 @contextlib.contextmanager

@@ -303,7 +303,7 @@ def name_lost_workers(
     finally:
         if on_tpu:
             # At exit, TPUStrategy waits for all hosts. If one has been lost,
-            # e.g. after a notice, the process would never end, or would report
+            # e.g. after SIGTERM, the process would never end, or would report
             # the loss a second time, with a traceback.
             atexit.unregister(context.async_wait)
 

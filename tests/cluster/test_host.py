@@ -27,7 +27,7 @@ def test_a_block_on_a_tpu_has_limits_and_names_what_is_lost(
 ):
     """So training, evaluation and prediction have and do.
 
-    At its end the process does not wait for other hosts: after a notice, one
+    At its end the process does not wait for other hosts: after SIGTERM, one
     may be gone before.
     """
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)

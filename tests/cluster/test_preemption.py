@@ -1,4 +1,4 @@
-"""Signals to real processes, and notices of a local metadata server.
+"""Signals to real processes.
 
 `tests/training/test_slice.py` stops a loop that runs on the hosts of a slice.
 """
@@ -10,11 +10,10 @@ import time
 
 import pytest
 
-from albert_tf.cluster import notices, preemption
+from albert_tf.cluster import preemption
 from albert_tf.runs.log import read_events
 from tests.helpers import tiny_run
 from tests.helpers.forked_program import ForkedCode
-from tests.helpers.metadata_server import MetadataServer
 from tests.helpers.remote_host import run_on_hosts
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses
 
@@ -40,59 +39,19 @@ sys.exit(stop.exit_status)
 """
 
 
-@pytest.fixture
-def metadata_server():
-    with MetadataServer.serve() as server:
-        yield server
-
-
-@pytest.fixture
-def loop(metadata_server):
-    """A process that runs `LOOP` and reads the notices of the server."""
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        notices.METADATA_HOST_VARIABLE: metadata_server.host,
-    }
-    with ForkedCode(LOOP, environment=environment) as process:
-        assert process.stdout.readline() == "begins\n"
-        yield process
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(signal.SIGTERM, "signal 15 (SIGTERM)"), (signal.SIGINT, "SIGINT")],
 )
-def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
-    time.sleep(1)  # in the loop, where Python's own handlers would wait
-    assert loop.poll() is None
-    loop.send_signal(number)
-    assert reason in loop.stdout.readline()
-    assert loop.wait(PATIENCE_S) == 128 + number
-
-
-@pytest.mark.slow
-def test_only_a_notice_of_google_that_the_machine_stops_ends_the_loop(
-    loop, metadata_server
-):
-    """Other servers may give the same answers, and migration stops nothing."""
-
-    def goes_on():
-        with pytest.raises(subprocess.TimeoutExpired):
-            loop.wait(6)
-
-    metadata_server.wait_until_asked()
-    metadata_server.flavor = "Other"
-    metadata_server.set("preempted", "TRUE")
-    goes_on()
-    metadata_server.set("preempted", "FALSE")
-    metadata_server.flavor = "Google"
-    metadata_server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
-    goes_on()
-    stop = "TERMINATE_ON_HOST_MAINTENANCE"
-    metadata_server.set("maintenance-event", stop)
-    assert f"maintenance-event {stop}" in loop.stdout.readline()
-    assert loop.wait(PATIENCE_S) == 143
+def test_a_signal_ends_the_loop_on_the_device(number, reason):
+    with ForkedCode(LOOP, environment={"PATH": "/usr/bin:/bin"}) as loop:
+        assert loop.stdout.readline() == "begins\n"
+        time.sleep(1)  # in the loop, where Python's own handlers would wait
+        assert loop.poll() is None
+        loop.send_signal(number)
+        assert reason in loop.stdout.readline()
+        assert loop.wait(PATIENCE_S) == 128 + number
 
 
 @pytest.mark.slow
@@ -115,29 +74,23 @@ def test_a_second_signal_does_not_wait_for_a_silent_host():
 
 
 @pytest.mark.slow
-def test_a_notice_to_one_worker_stops_all(tiny_records, tmp_path):
-    with MetadataServer.serve() as server:
-        run = RunProcesses(
-            tiny_run.make_config(
-                tiny_records,
-                tmp_path / "run",
-                strategy="multi_worker",
-                num_train_steps=10**6,
-                steps_per_loop=10**6,
-                save_checkpoints_steps=10**6,
-                dropout_schedule="0:0.1,5:0.0",
-            ),
-            tmp_path,
-            workers=2,
-            environments=(
-                {notices.METADATA_HOST_VARIABLE: ""},
-                {notices.METADATA_HOST_VARIABLE: server.host},
-            ),
-        )
-        run.wait_for_step(5)
-        server.set("preempted", "TRUE")
-        assert run.wait() == [143, 143], run.log()
-    assert "announces preempted TRUE" in run.log()
+def test_a_signal_to_one_worker_stops_all(tiny_records, tmp_path):
+    run = RunProcesses(
+        tiny_run.make_config(
+            tiny_records,
+            tmp_path / "run",
+            strategy="multi_worker",
+            num_train_steps=10**6,
+            steps_per_loop=10**6,
+            save_checkpoints_steps=10**6,
+            dropout_schedule="0:0.1,5:0.0",
+        ),
+        tmp_path,
+        workers=2,
+    )
+    run.wait_for_step(5)
+    run.signal(signal.SIGTERM, worker=1)
+    assert run.wait() == [143, 143], run.log()
     (newest,) = {
         int(step) for step in re.findall(r": stopped at step (\d+);", run.log())
     }

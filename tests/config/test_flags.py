@@ -181,7 +181,6 @@ for module in sys.argv[1:]:
 def test_help_answers_without_tensorflow():
     """Each command in a process of its own, which has absl and NumPy only."""
     modules = [module for *_, module in find_commands().values()]
-    modules.append("albert_tf.cluster.notices")
     done = subprocess.run(
         [sys.executable, "-c", HELP, *modules], capture_output=True, text=True
     )

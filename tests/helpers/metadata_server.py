@@ -3,11 +3,6 @@
 import contextlib
 import http.server
 import threading
-import time
-import urllib.parse
-
-from albert_tf.cluster import notices
-from tests.helpers.run_processes import PATIENCE_S
 
 
 class MetadataServer(http.server.ThreadingHTTPServer):
@@ -15,18 +10,13 @@ class MetadataServer(http.server.ThreadingHTTPServer):
 
     Attributes:
         values: The values by key below `instance/`.
-        flavor: The header Metadata-Flavor of the answers.
-        asked: The requested paths.
     """
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("localhost", 0), MetadataHandler)
-        self.values = {"preempted": "FALSE", "maintenance-event": "NONE"}
-        self.flavor = "Google"
-        self.asked = []
-        self.changed = threading.Condition()
+        self.values = {}
 
     @property
     def host(self):
@@ -41,52 +31,18 @@ class MetadataServer(http.server.ThreadingHTTPServer):
             yield server
             server.shutdown()
 
-    def wait_until_asked(self):
-        paths = {f"/computeMetadata/v1/{path}" for path in notices.NOTICES}
-        deadline = time.monotonic() + PATIENCE_S
-        while not paths <= set(self.asked) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert paths == set(self.asked)
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
 
 class MetadataHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        key = self.path.removeprefix("/computeMetadata/v1/instance/")
         if self.headers.get("Metadata-Flavor") != "Google":
             self.send_error(403)
-            return
-        url = urllib.parse.urlparse(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query))
-        self.server.asked.append(url.path)
-        key = url.path.removeprefix("/computeMetadata/v1/instance/")
-
-        if key not in self.server.values:
+        elif key not in self.server.values:
             self.send_error(404)
-            return
-        with self.server.changed:
-            if query.get("wait_for_change") == "true":
-                self.server.changed.wait_for(
-                    lambda: (
-                        etag_of(self.server.values[key])
-                        != query.get("last_etag")
-                    ),
-                    float(query["timeout_sec"]),
-                )
-            value = self.server.values[key]
-        self.send_response(200)
-        self.send_header("Metadata-Flavor", self.server.flavor)
-        self.send_header("ETag", etag_of(value))
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(value.encode())
+        else:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.server.values[key].encode())
 
     def log_message(self, *arguments):
         pass
-
-
-def etag_of(value):
-    return value.encode().hex()

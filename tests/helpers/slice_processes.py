@@ -9,9 +9,7 @@ import subprocess
 import sys
 import time
 
-from albert_tf.cluster import notices
 from tests.helpers import run_processes, slice_program
-from tests.helpers.metadata_server import MetadataServer
 
 LAST = 1  # the host that a test may lose
 
@@ -21,7 +19,6 @@ class Slice:
 
     Attributes:
         addresses: HOST:PORT of each server.
-        metadata: The metadata server of the last host. The first has none.
     """
 
     def __init__(self):
@@ -34,9 +31,6 @@ class Slice:
     def __enter__(self):
         with contextlib.ExitStack() as cleanup:
             cleanup.push(self._resources)
-            self.metadata = self._resources.enter_context(
-                MetadataServer.serve()
-            )
             for host in range(len(self.addresses)):
                 self.serve(host)
             cleanup.pop_all()
@@ -50,20 +44,11 @@ class Slice:
         if host in self._servers:
             self._servers[host].kill()
             self._servers[host].wait()
-        # As in `tpu/on_host.sh`.
-        command = [sys.executable, "-m", notices.__name__]
-        command += [slice_program.__file__, "serve", str(host), *self.addresses]
+        command = [sys.executable, slice_program.__file__, "serve", str(host)]
         server = subprocess.Popen(
-            command,
+            [*command, *self.addresses],
             # The hosts of a slice reach each other without a proxy.
-            env={
-                **os.environ,
-                "no_grpc_proxy": "*",
-                "https_proxy": "",
-                notices.METADATA_HOST_VARIABLE: self.metadata.host
-                if host == LAST
-                else "",
-            },
+            env={**os.environ, "no_grpc_proxy": "*", "https_proxy": ""},
             stderr=subprocess.DEVNULL,
         )
         self._servers[host] = server
@@ -92,6 +77,10 @@ class Slice:
         while processor_time(pid) < end:
             assert time.monotonic() < deadline, "the host does nothing"
             time.sleep(0.02)
+
+    def terminate(self):
+        """Sends SIGTERM to the server of the last host."""
+        self._servers[LAST].terminate()
 
     def kill(self):
         """Ends the server of the last host."""

@@ -431,7 +431,7 @@ CASES = {
         *(75, "preempted 2 times without a new checkpoint"),
         *(["create", "delete"] * 3, 4),
     ),
-    "training restarts after a notice without preemption": (
+    "training restarts after SIGTERM without preemption": (
         {"plan": ["143", "0"]},
         *([], 0, "done", ["create"], 2),
     ),
@@ -593,7 +593,6 @@ def test_run_trains_on_a_host(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training is done" in done.stdout
     assert (host / "started").read_text().splitlines() == [
-        "-m albert_tf.cluster.notices --wait 600",
         f"-m albert_tf.run_pretraining --strategy=tpu {' '.join(TRAINING)}",
     ]
     assert (host / "albert_tf" / "setup.py").exists()

@@ -5,7 +5,6 @@ by a local one.
 """
 
 import ast
-import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -30,7 +29,6 @@ PROGRAMS = {
     # Trains: the first line of ~/plan is its exit status, or "wait" for a
     # signal.
     "bin/python": """#!/bin/bash
-[ "$2" != albert_tf.cluster.notices ] || exec PYTHON "$@"
 read -r result < <(sed -n 1p ~/plan)
 sed -i 1d ~/plan
 echo "saved gs://bucket/run/checkpoints/step-7 in 1.0 s, in the background"
@@ -46,7 +44,6 @@ exit $result
 import os, pathlib, signal, socket, time
 home, used = pathlib.Path.home(), False
 def on_sigterm(*_):
-    (home / "sigterm").touch()
     if not used:
         os._exit(143)
 signal.signal(signal.SIGTERM, on_sigterm)
@@ -220,10 +217,7 @@ def test_training_is_known_by_its_state_and_flags(host):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--xla_a=1 --b='2 3'", ""])
 def test_a_host_of_a_slice_runs_a_server(host, metadata, flags):
-    """Without flags of the compiler, servers get those of the image.
-
-    A notice sends them SIGTERM: TensorFlow's server then asks the run to stop.
-    """
+    """Without flags of the compiler, servers get those of the image."""
     set_hosts(metadata, "10.0.0.2", "10.0.0.3")
     settings = host.home / "tpu-env"
     settings.write_text("TPU_OF_IMAGE='set by it'\nLIBTPU_INIT_ARGS=--image\n")
@@ -251,28 +245,6 @@ def test_a_host_of_a_slice_runs_a_server(host, metadata, flags):
     host.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
     host("serve")
     assert len(host.served()) == 2
-    (host.home / "sigterm").unlink()
-    metadata.set("preempted", "TRUE")
-    wait_for((host.home / "sigterm").exists)
-
-
-@pytest.mark.slow
-def test_a_host_serves_after_the_end_of_a_notice(host, metadata):
-    """Training would get the same notice at once. A host alone has no server.
-
-    A notice that stays delays training only.
-    """
-    metadata.set("preempted", "TRUE")
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        serve = pool.submit(host, "serve")
-        with pytest.raises(concurrent.futures.TimeoutError):
-            serve.result(timeout=2)
-        metadata.set("preempted", "FALSE")
-        serve.result()
-    metadata.set("preempted", "TRUE")
-    host.environment["ALBERT_TPU_NOTICE_WAIT_S"] = "1"
-    host("serve")
-    assert not host.served()
 
 
 @pytest.mark.slow

@@ -83,13 +83,13 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         profiles = (tmp_path / "run/tensorboard").rglob("*.xplane.pb")
         assert len(list(profiles)) == 2  # one of each host
 
-        # A notice to the last host, within a long loop.
+        # SIGTERM to the last host, within a long loop.
         began = time.monotonic()
         run = hosts.train(long_run(), tmp_path / "stopped")
         run.wait_for_log("compiled and trained step 5 ")
         hosts.wait_for_work()
         start_s = time.monotonic() - began
-        hosts.metadata.set("preempted", "TRUE")
+        hosts.terminate()
         try:
             statuses = run.wait(STOP_S + start_s)
         except subprocess.TimeoutExpired:
@@ -99,11 +99,10 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         stopped = newest_step()
         assert 5 < stopped < LONG_LOOP / 4
         assert (
-            f"worker 1 at {hosts.addresses[1]} has received SIGTERM, or a "
-            f"notice of Google Cloud: stopped at step {stopped}"
+            f"worker 1 at {hosts.addresses[1]} received SIGTERM: stopped at "
+            f"step {stopped}"
         ) in run.log()
         # The old servers would stop the next run; `on_host.sh` replaces them.
-        hosts.metadata.set("preempted", "FALSE")
         for host in range(2):
             hosts.serve(host)
 
