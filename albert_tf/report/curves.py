@@ -95,12 +95,6 @@ PANELS = (
         "Seconds per step: median to 95th percentile",
         high="step_seconds_p95",
     ),
-    Panel(
-        "goodput",
-        "Goodput: fraction of wall-clock time in kept steps",
-        scale="percent",
-        smooth=False,
-    ),
 )
 
 # Kind of event -> label in the legend, marker of matplotlib.

@@ -153,7 +153,7 @@ def _facts(run: RunHistory) -> dict[str, str]:
     software = [e["software"] for e in run.events if "software" in e]
     tokens, trained = run.tokens, run.seconds["steps"] + run.seconds["input"]
     with_unit = EngFormatter(places=2, sep="")
-    mfu, goodput = run.curve("train", "mfu"), run.curve("train", "goodput")
+    mfu = run.curve("train", "mfu")
     waiting = run.curve("train", "input_bound_share")
     steps = run.settings.get("training.num_train_steps")
     known = sum(run.seconds.values())
@@ -176,7 +176,6 @@ def _facts(run: RunHistory) -> dict[str, str]:
         "wall-clock, first start to last event": (
             _duration(wall) if run.times else ""
         ),
-        "goodput": f"{goodput.last[1]:.1%}" if goodput else "",
         **{f"time for {c}": share(s) for c, s in run.seconds.items()},
         # The time that no log explains, mostly between two processes.
         "time for interruptions and other": share(total - known),

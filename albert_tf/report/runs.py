@@ -17,12 +17,7 @@ from albert_tf.runs.checkpoints import (
     list_checkpoints,
 )
 from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
-from albert_tf.runs.log import (
-    EVENTS_FILE,
-    METRICS_FILE,
-    read_lines,
-    time_before_start_up,
-)
+from albert_tf.runs.log import EVENTS_FILE, METRICS_FILE, read_lines
 
 # Number of groups of points in a panel, about its width in pixels: more points
 # would overlap.
@@ -166,7 +161,10 @@ class RunHistory:
         self.events: list[dict[str, Any]] = []
         self.times: tuple[float, float] | None = None
         for event in read_lines(posixpath.join(run_dir, EVENTS_FILE)):
-            began = self.times[0] if self.times else time_before_start_up(event)
+            start_up = event.get("start_up_s", 0.0) + event.get(
+                "restore_s", 0.0
+            )
+            began = self.times[0] if self.times else event["time"] - start_up
             self.times = began, event["time"]
             for cause, fact in EVENT_FACTS.items():
                 self.seconds[cause] += event.get(fact, 0.0)

@@ -46,10 +46,6 @@ TENSORBOARD_DIR = "tensorboard"
 # Lines in a file of TensorBoard, or in a file on gs://.
 LINES_PER_FILE = 1000
 
-# Facts in seconds of the event start or resume, whose sum is the time that the
-# process took until then.
-START_UP_FACTS = ("start_up_s", "restore_s")
-
 # Metrics in seconds, whose sum is the time spent on a line.
 DURATIONS = ("loop_seconds", "compile_seconds", "evaluation_seconds")
 
@@ -278,15 +274,6 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
 def read_events(run_dir: str) -> list[dict[str, Any]]:
     """Reads `events.jsonl`; see `read_lines`."""
     return list(read_lines(posixpath.join(run_dir, EVENTS_FILE)))
-
-
-def time_before_start_up(event: Mapping[str, Any]) -> float:
-    """When the process began that logged the event of its start.
-
-    Returns:
-        Seconds since the epoch. For other events, the time of the event.
-    """
-    return event["time"] - sum(event.get(fact, 0.0) for fact in START_UP_FACTS)
 
 
 def read_lines(path: str) -> Iterator[dict[str, Any]]:

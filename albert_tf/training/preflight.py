@@ -15,7 +15,6 @@ import pathlib
 import posixpath
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -445,9 +444,7 @@ class _Preflight:
     ) -> Iterator[Row]:
         config = self.config
         peak = cost.peak_flops(self.strategy, config.distribution)
-        progress = Progress(
-            config, self.objective, self.data, peak, time.time()
-        )
+        progress = Progress(config, self.objective, self.data, peak)
         metrics = progress.advance(times)
         seconds, tflops = 1 / metrics["steps_per_second"], metrics["tflops"]
         mfu = "MFU unknown: set --peak_tflops"

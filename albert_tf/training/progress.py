@@ -3,7 +3,6 @@
 import dataclasses
 import posixpath
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, Self
@@ -15,12 +14,7 @@ from absl import logging
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import first_line
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.runs.log import (
-    TENSORBOARD_DIR,
-    read_events,
-    read_metrics,
-    time_before_start_up,
-)
+from albert_tf.runs.log import TENSORBOARD_DIR
 from albert_tf.training.objective import Objective
 
 # Metrics that depend on the clock. All others are equal in all runs of the same
@@ -40,7 +34,6 @@ TIMING_METRICS = (
     "input_bound_share",
     "step_seconds_median",
     "step_seconds_p95",
-    "goodput",
 )
 
 
@@ -105,14 +98,13 @@ class StepTimes:
 
 
 class Progress:
-    """Measures speed, remaining time, and the fraction of useful time.
+    """Measures speed and remaining time.
 
     The content of batches comes from the metadata of their records, whose means
     over an epoch are exact. So it adds no operation to the compiled step.
 
     Args:
         peak_flops: Peak of all devices in FLOP/s; None if it is not known.
-        began: When this process began, in seconds since the epoch.
     """
 
     def __init__(
@@ -121,7 +113,6 @@ class Progress:
         objective: Objective,
         data: TrainingData,
         peak_flops: float | None,
-        began: float,
     ) -> None:
         self._config = config
         self._objective = objective
@@ -129,24 +120,11 @@ class Progress:
         self._flops_per_step = objective.flops_per_step()
         self._peak_flops = peak_flops
         self._seconds_per_step: float | None = None
-        # The logs hold the time that earlier processes have spent.
-        self._run_dir = config.training.output_dir
-        starts = [time_before_start_up(e) for e in read_events(self._run_dir)]
-        self._first_start = min(starts, default=began)
         self.begin_loop(0)
-        self.recount()
 
     def begin_loop(self, step: int) -> None:
         """Finds the records of this loop."""
         self._records = self._data.at(step).records
-
-    def recount(self) -> None:
-        """Adds up the loop times in the log, which omits lost steps."""
-        self._useful_seconds = sum(
-            line.get("loop_seconds", 0.0)
-            for line in read_metrics(self._run_dir)
-            if line["split"] == "train"
-        )
 
     def advance(self, times: StepTimes) -> dict[str, float]:
         """Computes the `TIMING_METRICS` of the steps since the last line.
@@ -154,8 +132,7 @@ class Progress:
         A step that compiled a program counts as one of median time in
         `loop_seconds`; the rest of its time, or all if no other step is known,
         is `compile_seconds`. `cpu_seconds` and `input_bound_share` leave such
-        steps out. `goodput` is the time of all steps that were not rolled back
-        or lost, divided by the time since the run's first process began.
+        steps out.
         """
         compiling = times.compiling_seconds
         if times.seconds:
@@ -170,11 +147,8 @@ class Progress:
         tokens = rows * self._objective.num_sequences
         tokens *= self._config.data.max_seq_length
         steady = sum(times.seconds)
-        # Time spent compiling is not useful.
         usual = float(np.median(seconds)) if steady else self._seconds_per_step
         useful = steady + sum(min(s, usual or 0.0) for s in compiling)
-        self._useful_seconds += useful
-        elapsed = max(time.time() - self._first_start, total)
         metrics = {
             "loop_seconds": useful,
             "cpu_seconds": times.cpu_seconds,
@@ -185,7 +159,6 @@ class Progress:
             "input_bound_share": times.input_seconds / max(steady, 1e-9),
             "step_seconds_median": float(np.median(seconds)),
             "step_seconds_p95": float(np.quantile(seconds, 0.95)),
-            "goodput": min(self._useful_seconds / elapsed, 1.0),
         }
         if compiling:
             metrics["compile_seconds"] = times.total - useful

@@ -147,7 +147,7 @@ def open_run(
             host.owner,
         )
     peak = cost.peak_flops(host.strategy, config.distribution)
-    progress = Progress(config, objective, data, peak, began)
+    progress = Progress(config, objective, data, peak)
     run = Run(trainer, evaluator, run_log, progress)
     times = {
         "start_up_s": time.time() - began - restore_s,
@@ -529,7 +529,6 @@ class Run:
             self.run_log.rewind(position.step, num_unlogged=position.num_steps)
             lost_s = self.run_log.lost_seconds
         self._end_profile()
-        self.progress.recount()
         return lost_s
 
 

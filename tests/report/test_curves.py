@@ -34,12 +34,10 @@ def lines_of(*args, **kwargs):
 
 
 def test_selected_metrics_are_drawn_alone(tmp_path):
-    run = read_run(tmp_path / "run", [8.0, 7.0], goodput=[0.5, 0.6])
-    drawn = curves.find_panels([run], ["goodput", "masked_lm_loss"])
-    assert [panel.metric for panel in drawn] == ["masked_lm_loss", "goodput"]
-    with pytest.raises(
-        UserError, match=r"the runs\..*: trust_ratio\..*goodput"
-    ):
+    run = read_run(tmp_path / "run", [8.0, 7.0], mfu=[0.5, 0.6])
+    drawn = curves.find_panels([run], ["mfu", "masked_lm_loss"])
+    assert [panel.metric for panel in drawn] == ["masked_lm_loss", "mfu"]
+    with pytest.raises(UserError, match=r"the runs\..*: trust_ratio\..*mfu"):
         curves.picture([run], metrics=["trust_ratio"])
 
 

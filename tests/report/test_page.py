@@ -84,7 +84,6 @@ def test_the_table_sums_up_a_run(tmp_path):
         events,
         SETTINGS,
         loop_seconds=[0.0, 10.0, 30.0],
-        goodput=[0.0, 0.5, 0.1],
         mfu=[0.2, 0.1, 0.6],
     )
     store = CheckpointStore(run_dir, {"weight": tf.Variable([1.0])})
@@ -99,7 +98,6 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["steps"] == "2 of 400"
     assert facts["tokens trained on, padding included"] == "512.00"
     assert facts["wall-clock, first start to last event"] == "2 d 3 h 04 min"
-    assert facts["goodput"] == "10.0%"
     assert facts["tokens per second, over kept steps"] == "12.80"
     assert facts["MFU, mean"] == "30.0%"
     assert facts["software, last start"] == (

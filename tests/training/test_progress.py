@@ -1,28 +1,17 @@
-"""Rates, remaining time and goodput, compared with values by hand."""
+"""Rates and remaining time, compared with values by hand."""
 
 import json
 import pathlib
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
 
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
-from albert_tf.runs import log as run_log
-from albert_tf.runs.log import RunLog
-from albert_tf.training import progress as progress_module
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import TIMING_METRICS, Progress, StepTimes
 from tests.helpers import tiny_run
-
-
-def set_clock(monkeypatch, seconds):
-    """Stops the clock of the log and of the progress at a time."""
-    clock = types.SimpleNamespace(time=lambda: seconds)
-    monkeypatch.setattr(progress_module, "time", clock)
-    monkeypatch.setattr(run_log, "time", clock)
 
 
 def step_times(*asked, wait=0.0):
@@ -93,11 +82,10 @@ UNKNOWN = TrainingData((records_of(0),))
 FILLED = TrainingData((records_of(0, useful_share=0.75),))
 
 
-def progress_of(run_dir, peak=None, began=None, num_steps=100, data=FILLED):
+def progress_of(run_dir, peak=None, num_steps=100, data=FILLED):
     """The progress of steps of 8 examples of 32 tokens."""
     config = tiny_run.make_config("", run_dir, num_train_steps=num_steps)
-    began = began or progress_module.time.time()
-    return Progress(config, Costly(config), data, peak, began)
+    return Progress(config, Costly(config), data, peak)
 
 
 def test_metrics_of_steps_by_hand(tmp_path):
@@ -121,7 +109,6 @@ def test_metrics_of_steps_by_hand(tmp_path):
         "input_bound_share": pytest.approx(10.5 / 231),
         "step_seconds_median": 11.0,
         "step_seconds_p95": pytest.approx(20.0),
-        "goodput": 1.0,
     }
     others = {"compile_seconds", "evaluation_seconds"}
     assert set(figures) - {"useful_share"} == set(TIMING_METRICS) - others
@@ -175,68 +162,11 @@ def test_a_step_that_compiles_takes_as_long_as_the_others(
     total = sum(compiling) + sum(steady)
     assert figures["loop_seconds"] == useful
     assert figures["compile_seconds"] == total - useful
-    assert figures["goodput"] == pytest.approx(useful / total)
 
     assert progress.advance(StepTimes([2.0, 2.0]))["loop_seconds"] == 4
     # The speed is known from earlier lines now.
     again = progress.advance(StepTimes(compiling_seconds=[9.0]))
     assert 1 <= again["loop_seconds"] <= 2
-
-
-def test_goodput_counts_the_start_up_of_the_first_process(
-    monkeypatch, tmp_path
-):
-    """It begins at second 970 and logs its start 30 s later."""
-    set_clock(monkeypatch, 1000.0)
-    log = RunLog.open(str(tmp_path), 0)
-    log.write_event("start", 0, start_up_s=20.0, restore_s=10.0)
-    for began in (990.0, None):  # of later processes
-        progress = progress_of(tmp_path, began=began)
-        goodput = train(progress, log, 10, 1010.0, monkeypatch)
-        assert goodput == pytest.approx(10 / 40)
-        log.rewind(0)
-
-    # The first process has no event of an earlier one.
-    progress = progress_of(tmp_path / "new", began=970.0)
-    assert train(progress, log, 10, 1010.0, monkeypatch) == 10 / 40
-
-
-def train(progress, log, step, clock_ends, monkeypatch):
-    """Logs 10 steps of 1 s that end at `clock_ends`; returns the goodput."""
-    set_clock(monkeypatch, clock_ends)
-    asked = clock_ends - 10.0 + np.arange(10)
-    figures = progress.advance(times_of(step_times(*asked), clock_ends))
-    log.write("train", step, figures)
-    return figures["goodput"]
-
-
-def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
-    """Time counts from the first start on, with downtime and a rollback."""
-    run_dir = str(tmp_path)
-    set_clock(monkeypatch, 1000.0)
-    log = RunLog.open(run_dir, 0)
-    progress = progress_of(run_dir)
-    log.write_event("start", 0)
-    # 10 s of start-up, then 10 s of steps.
-    goodput = train(progress, log, 10, 1020.0, monkeypatch)
-    assert goodput == pytest.approx(10 / 20)
-    # The time of an evaluation does not count as training.
-    log.write("eval", 10, {"loop_seconds": 500.0})
-    log.write_event("stop", 10)
-
-    # Down until second 55; up at 60, and 10 steps more.
-    set_clock(monkeypatch, 1055.0)
-    log = RunLog.open(run_dir, 10)
-    progress = progress_of(run_dir)
-    log.write_event("resume", 10)
-    goodput = train(progress, log, 20, 1070.0, monkeypatch)
-    assert goodput == pytest.approx(20 / 70)
-
-    # Back to step 10: of 30 steps 20 were kept.
-    log.rewind(10)
-    progress.recount()
-    goodput = train(progress, log, 20, 1080.0, monkeypatch)
-    assert goodput == pytest.approx(20 / 80)
 
 
 def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
