@@ -39,12 +39,7 @@ class Host:
     def is_chief(self) -> bool:
         """Whether this process is the one that logs and writes results."""
         resolver = self.strategy.cluster_resolver
-        if resolver is None or resolver.task_type is None:
-            return True
-        # In a cluster without the job "chief", worker 0 is the chief.
-        jobs = resolver.cluster_spec().jobs
-        chief = "chief" if "chief" in jobs else "worker"
-        return resolver.task_type == chief and resolver.task_id == 0
+        return resolver is None or not resolver.task_id
 
     @property
     def stop_flag(self) -> tf.Variable | None:
@@ -88,9 +83,7 @@ def connect(
         if can_stop:
             servers = workers.slice_servers(strategy)
             stop = block.enter_context(watch_for_stop(servers))
-        block.enter_context(
-            workers.name_lost_workers(config.worker_timeout_s, strategy)
-        )
+        block.enter_context(workers.name_lost_workers(strategy))
         # A single process on a CPU or GPU waits for no one else, and its first
         # step may take any time.
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)

@@ -2,8 +2,8 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
-import json
 import os
 import signal
 import threading
@@ -16,18 +16,12 @@ from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
-# Seconds that a host of a TPU slice has to accept a connection.
-SERVER_TIMEOUT_S = 10
-
 # Parameters of mallopt(3) in the GNU C library.
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_MAX = -4
 # Bytes that the heap grows at a time, besides what an allocation needs.
 _GROWTH = 64 * 2**20
-
-# Hosts that gRPC connects to without a proxy, comma-separated.
-_DIRECT = "no_grpc_proxy"
 
 
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
@@ -177,23 +171,35 @@ def _mirrored_strategy(*devices: str) -> tf.distribute.Strategy:
 
 
 def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
-    cluster, job, index = workers.read_cluster()
+    addresses, index = workers.read_workers()
     logging.info(
         "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: %s",
         timeout_s,
-        json.dumps(cluster),
+        ", ".join(addresses),
     )
-    workers.wait_for_workers(cluster, job, index, timeout_s)
-    workers.detect_unresponsive_workers(cluster, timeout_s)
-    with (
-        workers.name_lost_workers(timeout_s),
-        workers.exit_if_stuck(timeout_s),
-    ):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            communication_options=tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=timeout_s
-            )
+    if index == 0:
+        # The servers of the others start without this worker. TensorFlow holds
+        # Python's interpreter lock while the first worker waits for them, so
+        # that this process could not name those that are missing.
+        workers.wait_for_servers(
+            dict(enumerate(addresses[1:], start=1)),
+            timeout_s,
+            "Check their logs, and that this machine reaches these addresses "
+            "and ports; then start all workers again.",
         )
+    workers.detect_unresponsive_workers(len(addresses), timeout_s)
+    # TensorFlow would wait for ever for a worker that is lost now. Its own
+    # timeout gives a clearer error where it works, so it gets ten seconds more.
+    faulthandler.dump_traceback_later(timeout_s + 10, exit=True)
+    try:
+        with workers.name_lost_workers():
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=tf.distribute.experimental.CommunicationOptions(
+                    timeout_seconds=timeout_s
+                )
+            )
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     if threading.current_thread() is threading.main_thread():
         # TensorFlow's service installs a SIGTERM handler that does nothing.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -202,35 +208,29 @@ def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
 
 def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     devices.check_tpu(config)
-    is_local = config.tpu_name == "local"
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
             tpu=config.tpu_name
         )
-        watchdog = Watchdog(config.hang_timeout_s)
-        activity = "the start of the TPU"
-        if not is_local:
-            hosts = resolver.cluster_spec().as_dict()["worker"]
-            _check_servers(hosts)
-            # gRPC obeys https_proxy, and waits without a message for a proxy
-            # that does not know the hosts of a slice.
-            direct = os.environ.get(_DIRECT, os.environ.get("no_proxy", ""))
-            names = [address.rsplit(":", 1)[0] for address in hosts]
-            os.environ[_DIRECT] = ",".join([*filter(None, [direct]), *names])
-            logging.info(
-                "connecting to the servers of the TPU slice, at most "
-                "worker_timeout_s=%d seconds: %s",
-                config.worker_timeout_s,
-                ", ".join(hosts),
-            )
-            watchdog = Watchdog(config.worker_timeout_s, "worker_timeout_s")
-            activity = "connecting to the servers"
-        with watchdog.limit(activity):
-            if not is_local:
+        with Watchdog(config.hang_timeout_s).limit("the start of the TPU"):
+            if config.tpu_name != "local":
+                servers = resolver.cluster_spec().as_dict()["worker"]
+                logging.info(
+                    "connecting to the servers of the TPU slice: %s",
+                    ", ".join(servers),
+                )
+                workers.wait_for_servers(
+                    dict(enumerate(servers)),
+                    config.worker_timeout_s,
+                    "Start start_grpc_tpu_worker on each host (tpu.launch "
+                    "start does so). If it is running there, check its log and "
+                    "the firewall.",
+                )
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
             return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        is_local = config.tpu_name == "local"
         place = "on this machine" if is_local else f"at {config.tpu_name}"
         is_lost = isinstance(error, workers.LOSS_ERRORS)
         first = (
@@ -238,33 +238,10 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             if is_lost
             else "Install tensorflow-tpu (pip install 'albert-tf[tpu]')"
         )
-        remedy = (
-            f"{first}, and check whether another process uses the TPU: sudo "
-            "lsof -w /dev/accel* /dev/vfio/*"
-        )
-        if not is_local:
-            remedy = (
-                "Give the servers of the slice, --tpu_name=grpc://HOST:8470,"
-                "... (see docs/tpu.md)."
-            )
         raise (RetryError if is_lost else UserError)(
             f"strategy=tpu needs a TPU {place}",
             received=f"TensorFlow {tf.__version__} says: "
             f"{first_line(error)[:200]}",
-            remedy=remedy,
+            remedy=f"{first}, and check whether another process uses the TPU: "
+            "sudo lsof -w /dev/accel* /dev/vfio/*",
         ) from None
-
-
-def _check_servers(addresses: list[str]) -> None:
-    """Names unreachable hosts, for which TensorFlow would wait in silence."""
-    faults = workers.find_connection_faults(addresses, SERVER_TIMEOUT_S)
-    silent = [f"{address} ({fault})" for address, fault in faults.items()]
-    if silent:
-        raise RetryError(
-            "all hosts of the TPU slice must answer within "
-            f"{SERVER_TIMEOUT_S} s",
-            received=f"no answer from {', '.join(silent)}",
-            remedy="Start start_grpc_tpu_worker on each host (tpu.launch "
-            "start does so). If it is running there, check its log and the "
-            "firewall.",
-        )

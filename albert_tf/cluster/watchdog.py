@@ -30,11 +30,9 @@ class Watchdog:
     Attributes:
         timeout_s: Limit for activities whose usual time is not known, e.g.
             because they compile; 0 sets no limits at all.
-        setting: The setting that holds `timeout_s`, for the log.
     """
 
     timeout_s: float = 0
-    setting: str = "hang_timeout_s"
 
     def limit_s(self, usual_s: float | None = None) -> float:
         """The longest time that an activity may take, by its usual time."""
@@ -59,10 +57,7 @@ class Watchdog:
             yield
             return
         limit_s = self.limit_s(usual_s)
-        setting = self.setting if limit_s == self.timeout_s else ""
-        timer = threading.Timer(
-            limit_s, _end_process, (activity, limit_s, setting)
-        )
+        timer = threading.Timer(limit_s, _end_process, (activity, limit_s))
         timer.daemon = True
         timer.start()
         try:
@@ -71,17 +66,15 @@ class Watchdog:
             timer.cancel()
 
 
-def _end_process(activity: str, limit_s: float, setting: str) -> None:
-    """Logs why, and exits; `setting` names the limit, or is ""."""
-    hint = " If it only needs more time, e.g. to compile, raise "
+def _end_process(activity: str, limit_s: float) -> None:
     logging.error(
         "THE RUN HANGS: %s has taken longer than %.0f s. A host or device "
         "does not answer. The process exits with status %d: start the same "
-        "command again.%s The stacks of all threads follow",
+        "command again. If it only needs more time, e.g. to compile, raise "
+        "--hang_timeout_s. The stacks of all threads follow",
         activity,
         limit_s,
         RETRY_STATUS,
-        f"{hint}--{setting}." if setting else "",
     )
     faulthandler.dump_traceback(all_threads=True)
     os._exit(RETRY_STATUS)

@@ -167,7 +167,7 @@ class DistributionConfig(Config, affects="nothing"):
     worker_timeout_s: int = setting(
         600,
         "Time in seconds after which a worker that does not answer counts as "
-        "lost, and the job ends; also the longest time to connect to the "
+        "lost, and the job ends; also the longest time to wait for the "
         "servers of a TPU slice.",
         at_least=1,
     )

@@ -18,7 +18,6 @@ from albert_tf.errors import RetryError
 from tests.helpers import tpu_bridge
 
 CONFIG = DistributionConfig(hang_timeout_s=7)
-LOST_1 = "/job:worker/replica:0/task:1: connection refused"
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2])
@@ -39,7 +38,7 @@ def test_a_block_on_a_tpu_has_limits_and_names_what_is_lost(
         monkeypatch.setattr(
             strategy.cluster_resolver, "cluster_spec", lambda: cluster
         )
-        message = "no answer from worker 1 at localhost:2; TensorFlow says"
+        message = "worker 0 at localhost:1, worker 1 at localhost:2; TensorF"
     removed = []
     monkeypatch.setattr(atexit, "unregister", removed.append)
     with (
@@ -47,7 +46,7 @@ def test_a_block_on_a_tpu_has_limits_and_names_what_is_lost(
         connect(CONFIG, strategy) as host,
     ):
         assert host.watchdog.limit_s() == 7
-        raise tf.errors.UnavailableError(None, None, LOST_1)
+        raise tf.errors.UnavailableError(None, None, "connection refused")
     assert removed == [context.async_wait]
 
 
@@ -63,54 +62,32 @@ def test_a_single_process_waits_for_no_other(monkeypatch):
         raise tf.errors.InternalError(None, None, "of its own")
 
 
-def set_tf_config(monkeypatch, index, *ports):
-    cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    task = {"type": "worker", "index": index}
-    monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
-    )
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Socket closed",
-        # The operation that failed was on another worker, or on this one.
-        "/job:worker/replica:0/task:0: Socket closed",
-        "/job:worker/replica:0/task:2: Socket closed",
-    ],
-)
-def test_a_lost_worker_is_named_although_tensorflow_does_not(
-    message, monkeypatch
-):
+def test_a_lost_worker_is_named_although_tensorflow_does_not(monkeypatch):
     """TensorFlow is quoted: the cause may be an error of this process."""
-    with (
-        socket.create_server(("", 0)) as there,
-        socket.socket() as lost,
-        socket.socket() as own,
-    ):
-        for silent in (lost, own):
-            silent.bind(("", 0))  # so that no other process listens there
-        ports = [s.getsockname()[1] for s in (there, lost, own)]
-        set_tf_config(monkeypatch, 2, *ports)
-        expected = (
-            f"worker 1 at localhost:{ports[1]}; TensorFlow says: {message}"
+    with socket.create_server(("", 0)) as there, socket.socket() as lost:
+        lost.bind(("", 0))  # so that no other process listens there
+        addresses = [f"localhost:{s.getsockname()[1]}" for s in (there, lost)]
+        task = {"type": "worker", "index": 0}
+        cluster = {"worker": addresses}
+        monkeypatch.setenv(
+            "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
         )
-        with (
-            pytest.raises(RetryError, match=expected),
-            name_lost_workers(20),
-        ):
-            raise tf.errors.UnavailableError(None, None, message)
+        expected = (
+            f"no answer from worker 1 at {addresses[1]}; TensorFlow says: "
+            "Socket closed"
+        )
+        with pytest.raises(RetryError, match=expected), name_lost_workers():
+            raise tf.errors.UnavailableError(None, None, "Socket closed")
 
 
 @pytest.fixture
 def ended(monkeypatch):
-    """The activities that would have ended the process, and their settings."""
+    """The activities that would have ended the process."""
     activities = []
     monkeypatch.setattr(
         watchdog_module,
         "_end_process",
-        lambda activity, _, setting: activities.append((activity, setting)),
+        lambda activity, _: activities.append(activity),
     )
     return activities
 
@@ -139,13 +116,4 @@ def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
         time.sleep(0.1)
     with watchdog.limit("a long one"):
         wait_until(ended, 1)
-    with Watchdog(0.05, "worker_timeout_s").limit("connecting"):
-        wait_until(ended, 2)
-    # No setting is named if the limit follows from the usual time.
-    with Watchdog(0.01).limit("a loop", usual_s=0.005):
-        wait_until(ended, 3)
-    assert ended == [
-        ("a long one", "hang_timeout_s"),
-        ("connecting", "worker_timeout_s"),
-        ("a loop", ""),
-    ]
+    assert ended == ["a long one"]

@@ -39,42 +39,28 @@ def test_gpus_give_memory_as_it_is_needed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
-    """TensorFlow would wait for ever, for the host or for the proxy."""
+def test_a_silent_host_of_a_slice_ends_the_run():
+    """It accepts connections. TensorFlow would wait for ever."""
     code = (
         "import sys\n"
-        "from absl import logging\n"
         "from albert_tf.cluster.strategy import make_strategy\n"
         "from albert_tf.config import DistributionConfig\n"
-        "logging.set_verbosity(logging.INFO)\n"
-        "make_strategy(DistributionConfig(strategy='tpu', worker_timeout_s=1,"
+        "make_strategy(DistributionConfig(strategy='tpu', hang_timeout_s=1,"
         " tpu_name='grpc://' + sys.argv[1]))\n"
     )
-    with (
-        socket.create_server(("127.0.0.1", 0)) as host,
-        socket.create_server(("127.0.0.1", 0)) as proxy,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as host:
         address = f"127.0.0.1:{host.getsockname()[1]}"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "https_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}",
-        }
         done = subprocess.run(
             [sys.executable, "-c", code, address],
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             capture_output=True,
             text=True,
             check=False,
             timeout=120,
         )
-        proxy.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            proxy.accept()
     assert done.returncode == RETRY_STATUS
-    assert "connecting to the servers of the TPU slice, at most" in done.stderr
-    assert "THE RUN HANGS: connecting to the servers" in done.stderr
-    assert "raise --worker_timeout_s" in done.stderr
+    assert "THE RUN HANGS: the start of the TPU" in done.stderr
+    assert "raise --hang_timeout_s" in done.stderr
     # The stack of the main thread.
     assert "strategy.py" in done.stderr.partition("Current thread")[2]
 
@@ -116,20 +102,10 @@ WORKER_0 = {"type": "worker", "index": 0}
         "",
         "{",
         [],
-        "cluster task",
-        {"task": {}},
         {"cluster": {}, "task": {}},
-        {"cluster": {"worker": "a:1"}, "task": {"type": "worker"}},
-        *(
-            {"cluster": {"worker": addresses}, "task": WORKER_0}
-            for addresses in (["a"], ["a:1", "b:"], ["a:0"], ["a:65536"])
-        ),
-        *(
-            {"cluster": {"worker": ["a:1"]}, "task": {**WORKER_0, "index": n}}
-            for n in (3, -1)
-        ),
-        {"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, "task": WORKER_0},
-        {"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}},
+        {"cluster": {"worker": ["a"]}, "task": WORKER_0},
+        {"cluster": {"worker": ["a:1"]}, "task": {**WORKER_0, "index": 1}},
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": WORKER_0},
     ],
 )
 def test_an_invalid_tf_config_is_refused_with_the_right_form(
@@ -138,9 +114,7 @@ def test_an_invalid_tf_config_is_refused_with_the_right_form(
     text = value if value in ("", "{") else json.dumps(value)
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must be a JSON object"):
-        make_strategy(
-            DistributionConfig(strategy="multi_worker", worker_timeout_s=2)
-        )
+        make_strategy(DistributionConfig(strategy="multi_worker"))
 
 
 def test_a_batch_is_divided_evenly_or_refused():
@@ -178,9 +152,13 @@ def test_hosts_of_a_slice_that_do_not_answer_are_named():
         with socket.create_server(("127.0.0.1", 0)) as closed:
             bad = f"127.0.0.1:{closed.getsockname()[1]}"
         config = DistributionConfig(
-            strategy="tpu", tpu_name=f"grpc://{good},{bad}"
+            strategy="tpu",
+            tpu_name=f"grpc://{good},{bad}",
+            worker_timeout_s=1,
         )
-        with pytest.raises(UserError, match=f"no answer from {bad} ") as raised:
+        with pytest.raises(
+            UserError, match=f"from worker 1 at {bad}"
+        ) as raised:
             make_strategy(config)
     assert good not in str(raised.value)
     assert "start_grpc_tpu_worker" in raised.value.remedy

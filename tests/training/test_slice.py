@@ -121,7 +121,7 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         )
         # TensorFlow may log its own errors after this one.
         (error,) = re.findall("^error: .*", run.log(), re.MULTILINE)
-        assert error.startswith("error: all hosts of the TPU slice must answer")
+        assert error.startswith("error: all workers of the run must answer")
         assert f"no answer from worker 1 at {hosts.addresses[1]}" in error
 
         # A host that is silent: TensorFlow waits for it for ever.
