@@ -175,7 +175,7 @@ class DistributionConfig(Config, affects="nothing"):
         1800,
         "Longest time in seconds that a run on TPUs or with several workers "
         "may take to start, to compile, to evaluate one batch, to save a "
-        "checkpoint or return to one, or to search a shard for damaged "
+        "checkpoint or return to one, or to search for damaged "
         "records. A device loop that is already compiled may take ten times "
         "its usual time, and at least 5 minutes (or hang_timeout_s, if that "
         "is less). A run that takes longer counts as hung: it logs the stack "

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig
 from albert_tf.input import record_format
 from albert_tf.input.pipeline import (
@@ -40,8 +39,6 @@ class BatchStream:
         skipped: The `runs.rollback.Rollbacks` of the run; None skips no batch.
         format_of: Returns the format of a set of records; by default the
             format of pretraining.
-        watchdog: Ends the process if a search for damage hangs; None sets no
-            limits.
     """
 
     def __init__(
@@ -51,7 +48,6 @@ class BatchStream:
         seed: int,
         skipped: Any = None,
         format_of: Callable[[RecordSet], RecordFormat] | None = None,
-        watchdog: Watchdog | None = None,
     ) -> None:
         self._data = data
         self._config = config
@@ -60,7 +56,6 @@ class BatchStream:
         self._format_of = format_of or functools.partial(
             pretraining_format, config=config
         )
-        self._watchdog = watchdog
 
     def open(self, step: int) -> MakeDataset:
         """The stream from a step to `next_change(step)`.
@@ -128,7 +123,6 @@ class BatchStream:
             phase.records,
             self._config,
             self._format_of(phase.records),
-            self._watchdog,
         )
 
     def _phase_seed(self, phase: Phase) -> int:

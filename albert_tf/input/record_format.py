@@ -16,18 +16,16 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, SequenceConfig
-from albert_tf.errors import UserError, name_faults
+from albert_tf.errors import RetryError, UserError, first_line, name_faults
 from albert_tf.input import tensor_ops
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
-from albert_tf.io.files import log_long_waits
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
@@ -51,9 +49,9 @@ READING_ERRORS = (
     tf.errors.FailedPreconditionError,
 )
 
-# Errors that training handles. InternalError is among them because TensorFlow
-# raises it when gs:// returns too few bytes; see `may_be_damage`. The other
-# one, because a replica that cannot read cancels the sums of the others.
+# Errors for `explain_failed_read`. TensorFlow raises
+# an InternalError if gs:// returns too few bytes. A replica that cannot read
+# cancels the sums of the others.
 TRAINING_ERRORS = (
     *READING_ERRORS,
     tf.errors.InternalError,
@@ -69,7 +67,6 @@ REMEDY = (
 # One stream from gs:// does not use the bandwidth of a host.
 _PARALLEL_SHARDS = 16
 _BLOCK_RECORDS = 256
-_LONG_WAIT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,9 +262,38 @@ def padding_example(
 # --- damaged records ---------------------------------------------------------
 
 
-def may_be_damage(error: tf.errors.OpError) -> bool:
-    """Whether a damaged record or an incomplete read may be the cause."""
-    return isinstance(error, READING_ERRORS) or faults.is_incomplete_read(error)
+def explain_failed_read(
+    error: tf.errors.OpError,
+    strategy: tf.distribute.Strategy,
+    check: Callable[[], None],
+) -> NoReturn:
+    """Raises an error that says what to do after one of `TRAINING_ERRORS`.
+
+    Args:
+        check: Raises an error that names the damaged records, if there are any.
+
+    Raises:
+        RetryError: If the records are intact.
+        tf.errors.OpError: `error` itself, if it cannot come from reading.
+    """
+    # Between processes or hosts, it means that one of them is lost.
+    is_cancelled = isinstance(error, tf.errors.CancelledError) and isinstance(
+        strategy, tf.distribute.MirroredStrategy
+    )
+    if not (
+        is_cancelled
+        or isinstance(error, READING_ERRORS)
+        or faults.is_incomplete_read(error)
+    ):
+        raise error
+    logging.error("reading failed", exc_info=error)
+    check()
+    raise RetryError(
+        "records must be readable at the first try",
+        received=f"{first_line(error)}; all of them are intact",
+        remedy="Start the same command again: the run continues from its "
+        "newest checkpoint.",
+    )
 
 
 def check_intact(
@@ -275,41 +301,19 @@ def check_intact(
     records: RecordSet,
     config: DataConfig,
     record_format: RecordFormat,
-    watchdog: Watchdog | None = None,
 ) -> None:
     """Checks shards of `records`, after an error from reading them.
-
-    The watchdog limits the time until the next shard is done.
 
     Raises:
         UserError: It names the first damaged record of each shard.
     """
-    watchdog = watchdog or Watchdog()
-    logging.warning(
-        "reading failed: searching %d shards for damaged records", len(files)
-    )
+    logging.warning("searching %d shards for damaged records", len(files))
 
     def find_fault(file: str) -> str:
-        # A network may return wrong bytes once, so two reads must agree.
-        previous = ""
-        while previous != (
-            fault := _first_fault(file, records, config, record_format)
-        ):
-            previous = fault
-        return fault
+        return _first_fault(file, records, config, record_format)
 
-    found = []
     with futures.ThreadPoolExecutor(_PARALLEL_SHARDS) as pool:
-        searches = pool.map(find_fault, files)
-        activity = "the search of a shard for damaged records"
-        causes = "the shards are large, or cannot be read"
-        for _ in files:
-            with (
-                watchdog.limit(activity),
-                log_long_waits(activity, causes, _LONG_WAIT_S),
-            ):
-                found.append(next(searches))
-    damaged = list(filter(None, found))
+        damaged = list(filter(None, pool.map(find_fault, files)))
     if damaged:
         raise UserError(
             "records must be intact",

@@ -372,51 +372,29 @@ def read_again_if_damaged(
 
 
 @contextlib.contextmanager
-def log_long_waits(
-    activity: str, causes: str, interval_s: float
-) -> Iterator[None]:
-    """Logs a warning every `interval_s` during the block.
+def log_delays(path: str) -> Iterator[None]:
+    """Logs a warning every 30 s during an access to a remote file.
 
-    Args:
-        activity: What the block does, for the log.
-        causes: Why that may take long.
-        interval_s: Seconds between two warnings.
+    TensorFlow retries for up to 13 minutes when Cloud Storage does not answer.
     """
     ended = threading.Event()
 
     def log() -> None:
         began = time.monotonic()
-        while not ended.wait(interval_s):
+        while not ended.wait(30):
             logging.warning(
-                "%s has taken %.0f s so far: %s",
-                activity,
+                "access to %s has taken %.0f s so far: Cloud Storage does not "
+                "answer, the network is slow, or the file is large",
+                path,
                 time.monotonic() - began,
-                causes,
             )
 
-    threading.Thread(target=log, daemon=True).start()
+    if is_remote(path):
+        threading.Thread(target=log, daemon=True).start()
     try:
         yield
     finally:
         ended.set()
-
-
-@contextlib.contextmanager
-def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
-    """Logs a warning every `interval_s` during an access to a remote file.
-
-    TensorFlow retries for up to 13 minutes when Cloud Storage does not answer.
-    """
-    if not is_remote(path):
-        yield
-        return
-    with log_long_waits(
-        f"access to {path}",
-        "Cloud Storage does not answer, the network is slow, or the file is "
-        "large",
-        interval_s,
-    ):
-        yield
 
 
 @contextlib.contextmanager

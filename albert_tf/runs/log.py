@@ -186,8 +186,7 @@ class RunLog:
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                read_again, dropout, data, checkpoint, profile or
-                loss_at_chance.
+                dropout, data, checkpoint, profile or loss_at_chance.
             step: Training steps done.
             facts: Further JSON values, by key.
         """

@@ -15,12 +15,10 @@ from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import device_type, per_replica_batch_size
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import first_line
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input import record_format
 from albert_tf.input.record_format import Batch
 from albert_tf.input.record_sets import RecordSet
-from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.modeling.dropout import NO_DROPOUT
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import directory as run_directory
@@ -118,32 +116,24 @@ class Evaluator:
 
         Raises:
             UserError: If a record is damaged; the error names it.
+            RetryError: If reading failed, but all records are intact.
         """
-        for attempt in range(1, READ_ATTEMPTS + 1):
-            try:
-                return self._collect()
-            except record_format.TRAINING_ERRORS as error:
-                if not record_format.may_be_damage(error):
-                    raise
+        try:
+            return self._collect()
+        except record_format.TRAINING_ERRORS as error:
+
+            def check() -> None:
                 record_format.check_intact(
                     self._held_out.files,
                     self._held_out,
                     self._config.data,
                     self._format,
-                    self._host.watchdog,
                 )
-                # With several workers, the others still wait for this one in
-                # the batch that failed, so the evaluation cannot start again.
-                if attempt == READ_ATTEMPTS or not is_one_process(
-                    self._host.strategy
-                ):
-                    raise
-                logging.warning(
-                    "reading held-out records failed, but all are intact, so "
-                    "they are read again: %s",
-                    first_line(error),
+
+            with self._host.watchdog.limit("the search for damaged records"):
+                record_format.explain_failed_read(
+                    error, self._host.strategy, check
                 )
-        raise AssertionError("unreachable")
 
     def _collect(
         self,

@@ -21,17 +21,20 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.workers import is_one_process, slice_servers
+from albert_tf.cluster.workers import slice_servers
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import RetryError, UserError, first_line
-from albert_tf.input.record_format import TRAINING_ERRORS, may_be_damage
+from albert_tf.errors import UserError, first_line
+from albert_tf.input.record_format import (
+    TRAINING_ERRORS,
+    explain_failed_read,
+)
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import (
@@ -48,11 +51,6 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Profiler, Progress
 from albert_tf.training.trainer import Trainer, check_batches
 from albert_tf.training.warm_start import WarmStart
-
-# Largest number of consecutive returns to a checkpoint because a read failed
-# although all records are intact. Progress beyond the failed step resets the
-# count.
-MAX_REREADS = 3
 
 
 def train(
@@ -171,9 +169,9 @@ class Run:
     Each iteration trains up to a boundary, the next step at which the host must
     act. Then it checks for divergence, logs, evaluates and saves.
 
-    After divergence, and after a failed read of intact records, the run returns
-    to its newest checkpoint. After divergence it skips the batches read since
-    then, which the run directory lists for every later process.
+    After divergence, the run returns to its newest checkpoint and skips the
+    batches read since then, which the run directory lists for every later
+    process.
 
     Args:
         evaluator: Evaluates the model; None without held-out records.
@@ -200,8 +198,6 @@ class Run:
             slice_servers(self.host.strategy),
             is_active=run_log is not None,
         )
-        self._rereads = 0
-        self._reread_at = -1  # the step of the last failed read
 
     def train(self) -> int:
         """Trains to the last step or a request to stop; returns the status."""
@@ -224,8 +220,7 @@ class Run:
             try:
                 stops = self.trainer.advance(boundary)
             except TRAINING_ERRORS as error:
-                self._read_again(error, boundary)
-                continue
+                self._explain_failed_step(error, boundary)
             if position.step < boundary:
                 return self._stop_early()
             metrics = self._end_loop()
@@ -478,49 +473,18 @@ class Run:
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
         )
 
-    def _read_again(self, error: tf.errors.OpError, boundary: int) -> None:
-        """Returns to the newest checkpoint after a failed read.
-
-        Raises an error that names a damaged record or calls for a restart, or
-        `error` itself, if it has another cause or occurs again and again.
-        Batches were requested up to `boundary`.
-        """
-        # Of several processes or hosts, it means that one of them is lost.
-        is_cancelled = isinstance(
-            error, tf.errors.CancelledError
-        ) and isinstance(self.host.strategy, tf.distribute.MirroredStrategy)
-        if not (is_cancelled or may_be_damage(error)):
-            raise error
-        step, reason = self.position.step, first_line(error)
-        self.trainer.stream.check_intact(step, boundary)
-        if is_cancelled:
-            raise RetryError(
-                "sums over the replicas must not be cancelled",
-                received=reason,
-                remedy="Start the same command again: TensorFlow refuses all "
-                "further sums of this process. The run continues from its "
-                "newest checkpoint.",
+    def _explain_failed_step(
+        self, error: tf.errors.OpError, boundary: int
+    ) -> NoReturn:
+        """Raises an error; batches were requested up to `boundary`."""
+        with self.host.watchdog.limit("the search for damaged records"):
+            explain_failed_read(
+                error,
+                self.host.strategy,
+                lambda: self.trainer.stream.check_intact(
+                    self.position.step, boundary
+                ),
             )
-        self._rereads = self._rereads + 1 if step <= self._reread_at else 1
-        self._reread_at = max(step, self._reread_at)
-        if self._rereads > MAX_REREADS:
-            raise error
-        logging.warning(
-            "reading failed at step %d, but all records are intact, so they "
-            "are read again: %s",
-            step,
-            reason,
-        )
-        if not is_one_process(self.host.strategy):
-            # The other workers wait for this one in the step that failed.
-            self.log_event("read_again", reason=reason, lost_s=0.0)
-            raise RetryError(
-                "all workers must be restarted after a failed read",
-                received=f"{reason}; all records are intact",
-                remedy="Start the job again.",
-            )
-        lost_s = self.trainer.go_back() + self._rewind_log()
-        self.log_event("read_again", reason=reason, lost_s=lost_s)
 
     def _rewind_log(self) -> float:
         """Rewinds the log; returns the seconds of the lines that it drops."""

@@ -16,7 +16,6 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.io.files import log_long_waits
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
@@ -35,10 +34,6 @@ from albert_tf.training.warm_start import WarmStart
 # The first call of a program is one step, which compiles, and the second at
 # most this number of steps, from which the watchdog knows the usual time.
 SECOND_CALL_STEPS = 10
-
-# Seconds after which a device loop is reported as long: TensorFlow reads the
-# records, and retries for minutes when Cloud Storage does not answer.
-LONG_LOOP_S = 120.0
 
 
 @dataclasses.dataclass
@@ -167,7 +162,6 @@ class Trainer:
             config.training.seed,
             self.rollbacks,
             objective.record_format,
-            host.watchdog,
         )
         self.position = Position.at_start(metric_names(config, objective))
         # None: not set yet; `values_on_first` sets it on one replica only.
@@ -257,28 +251,15 @@ class Trainer:
             f"the device loop of {num_steps} steps from step {position.step} on"
         )
         began, cpu_began = time.monotonic(), time.process_time()
-        with (
-            self.host.watchdog.limit(activity, usual_s),
-            log_long_waits(
-                activity,
-                "a new program is compiled, the records cannot be read, or the "
-                "devices are slow",
-                max(LONG_LOOP_S, 3 * (usual_s or 0.0)),
-            ),
-        ):
-            try:
-                steps = self._train_steps(
-                    self._batches,
-                    {n: tf.constant(v) for n, v in position.totals.items()},
-                    tf.constant(num_steps),
-                    rates,
-                )
-                # Here the host waits for the devices.
-                totals = {n: float(v) for n, v in steps.totals.items()}
-            except tf.errors.OpError:
-                # A return to a checkpoint counts this time as lost.
-                position.times.seconds.append(time.monotonic() - began)
-                raise
+        with self.host.watchdog.limit(activity, usual_s):
+            steps = self._train_steps(
+                self._batches,
+                {n: tf.constant(v) for n, v in position.totals.items()},
+                tf.constant(num_steps),
+                rates,
+            )
+            # Here the host waits for the devices.
+            totals = {n: float(v) for n, v in steps.totals.items()}
         ended, call_s = time.time(), time.monotonic() - began
         cpu_s = time.process_time() - cpu_began
         num_steps = int(steps.num_steps)
@@ -377,41 +358,33 @@ class Trainer:
             **{checkpoints.ROLLBACKS_NOTE: len(self.rollbacks)},
         )
 
-    def go_back(self, avoided: int | None = None) -> float:
-        """Returns to the newest checkpoint; `avoided` as for `restore`.
-
-        Returns the seconds of the steps that no line of the log includes, minus
-        those of the steps before the checkpoint, which the next line includes.
-        """
-        position = self.position
-        lost_s = position.times.total
-        with self.host.watchdog.limit("the return to a checkpoint"):
-            self.store.wait()
-            self.wait_for_all()
-            restored = self.restore(avoided)
-            assert restored, "a new run saves one before its first step"
-            # The run has continued past this step before, so the evaluation
-            # that was cut short at this step is not due again.
-            position.to_evaluate = False
-            self.wait_for_all()
-        return lost_s - position.times.total
-
     def roll_back(self, reason: str) -> tuple[Rollback, float]:
         """Returns to a checkpoint after divergence, and skips the data since.
 
         It is the newest one, or the one before if the previous rollback
-        returned to it. Returns the rollback and the result of `go_back`.
+        returned to it. Returns the rollback, and the seconds of the steps that
+        no line of the log includes, minus those of the steps before the
+        checkpoint, which the next line includes.
 
         Raises:
             UserError: If the settings require the run to stop instead.
         """
         policy, rollbacks = self.config.training, self.rollbacks
-        diverged_at, newest = self.position.step, rollbacks.newest
+        position, newest = self.position, rollbacks.newest
+        diverged_at, lost_s = position.step, position.times.total
         rollbacks.check_allowed(diverged_at, reason, policy)
-        lost_s = self.go_back(newest.resumed_from if newest else None)
+        with self.host.watchdog.limit("the return to a checkpoint"):
+            self.store.wait()
+            self.wait_for_all()
+            restored = self.restore(newest.resumed_from if newest else None)
+            assert restored, "a new run saves one before its first step"
+            # The run has continued past this step before, so the evaluation
+            # that was cut short at this step is not due again.
+            position.to_evaluate = False
+            self.wait_for_all()
         rollback = rollbacks.plan(
             diverged_at=diverged_at,
-            resumed_from=self.position.step,
+            resumed_from=position.step,
             reason=reason,
             config=policy,
         )
@@ -419,4 +392,4 @@ class Trainer:
         # this checkpoint. Without the rollback, it would resume from a later
         # one, whose log would lack the lines since this checkpoint.
         rollbacks.add(rollback, writes=self.host.writes)
-        return rollback, lost_s
+        return rollback, lost_s - position.times.total

@@ -3,7 +3,6 @@
 The runs are real, in this process. Faults are injected below the loop.
 """
 
-import collections
 import errno
 import math
 import shutil
@@ -13,22 +12,20 @@ import keras
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster import host
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import RetryError, UserError
 from albert_tf.runs import checkpoints
 from albert_tf.runs.checkpoints import list_checkpoints
-from albert_tf.runs.log import DURATIONS, RunLog, read_events, read_metrics
+from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
-from albert_tf.training import evaluate, trainer
+from albert_tf.training import evaluate
 from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import MAX_REREADS, open_run, train
+from albert_tf.training.train import open_run, train
 from albert_tf.training.trainer import Trainer
 from tests.helpers import tiny_run
-from tests.helpers.limits import Limits
 from tests.helpers.run_processes import lines_without_timing
 
 
@@ -320,83 +317,45 @@ def test_a_run_that_has_diverged_saves_nothing_when_it_is_stopped(
 # --- returns to a checkpoint ------------------------------------------------
 
 
-def test_failed_reads_of_intact_records_are_repeated_some_times(
-    tiny_records, tmp_path, monkeypatch
-):
-    """Storage may fail now and then in a run of months: only failures at the
-    same steps are counted together. The log says how much time was lost."""
-    config = tiny_run.make_config(tiny_records, tmp_path, eval_input_file=())
-    failures = collections.Counter({6: MAX_REREADS, 8: MAX_REREADS, 10: 99})
-    make, limits, lost = trainer.make_train_steps, Limits(), []
-    monkeypatch.setattr(host, "Watchdog", lambda *_: limits)
-
-    def make_failing(strategy, state, *others):
-        train_steps = make(strategy, state, *others)
-
-        def fail_sometimes(*arguments):
-            step = int(state.step)
-            if not failures[step]:
-                return train_steps(*arguments)
-            failures[step] -= 1
-            time.sleep(0.05)
-            lost.append(
-                sum(
-                    line.get(name, 0.0)
-                    for line in read_metrics(str(tmp_path))
-                    for name in DURATIONS
-                    if line["step"] > step // 4 * 4
-                )
-                + 0.05
-            )
-            raise tf.errors.DataLossError(None, None, "a bit")
-
-        return fail_sometimes
-
-    monkeypatch.setattr(trainer, "make_train_steps", make_failing)
-    with pytest.raises(tf.errors.DataLossError):
-        train(config)
-    steps = [6] * MAX_REREADS + [8] * MAX_REREADS + [10] * (MAX_REREADS + 1)
-    assert len(lost) == len(steps)
-    events = events_of(tmp_path, "read_again")
-    assert [event["step"] for event in events] == [
-        step // 4 * 4 for step in steps[:-1]
-    ]
-    # The time of the failed call, too.
-    assert all(
-        expected <= event["lost_s"] < expected + 5
-        for event, expected in zip(events, lost, strict=False)
-    )
-    assert limits.seen.count("the return to a checkpoint") == len(events)
+CANCELLED = tf.errors.CancelledError(None, None, "Collective ops is aborted")
+WRONG_BIT = tf.errors.DataLossError(None, None, "a bit")
 
 
 @pytest.mark.parametrize(
-    ("strategy", "is_damaged", "error", "words"),
+    ("cause", "strategy", "is_damaged", "error", "words"),
     [
-        ("mirrored", False, RetryError, "Start the same command again"),
-        ("mirrored", True, UserError, "Copy the shard"),
+        (WRONG_BIT, "one_device", False, RetryError, "Start the same command"),
+        (CANCELLED, "mirrored", False, RetryError, "Start the same command"),
+        (CANCELLED, "mirrored", True, UserError, "Copy the shard"),
         # No sum. For several hosts, `name_lost_workers` explains the error.
-        ("one_device", False, tf.errors.CancelledError, "is aborted"),
+        (CANCELLED, "one_device", False, tf.errors.CancelledError, "aborted"),
     ],
 )
-def test_a_cancelled_sum_of_replicas_asks_for_another_start(
-    tiny_records, tmp_path, monkeypatch, strategy, is_damaged, error, words
+def test_a_failed_read_of_intact_records_asks_for_another_start(
+    tiny_records,
+    tmp_path,
+    monkeypatch,
+    cause,
+    strategy,
+    is_damaged,
+    error,
+    words,
 ):
-    """A replica that cannot read may cancel the sum of the other one. Then
-    TensorFlow refuses all sums of that process."""
+    """A replica that cannot read may cancel the sum of the other one."""
     records = shutil.copytree(tiny_records, tmp_path / "records")
     for shard in (records / "train").glob("*.tfrecord"):
         content = bytearray(shard.read_bytes())
         content[52] ^= is_damaged
         shard.write_bytes(content)
 
-    def cancel(*_arguments):
-        raise tf.errors.CancelledError(None, None, "Collective ops is aborted")
+    def fail(*_arguments):
+        raise cause
 
     devices = {"num_logical_cpus": 2} if strategy == "mirrored" else {}
     config = tiny_run.make_config(
         records, tmp_path / "run", strategy=strategy, **devices
     )
-    monkeypatch.setattr(Trainer, "advance", cancel)
+    monkeypatch.setattr(Trainer, "advance", fail)
     with pytest.raises(error, match=words) as raised:
         train(config)
     assert type(raised.value) is error
