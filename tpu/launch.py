@@ -15,7 +15,7 @@ The flags after -- are those of albert_tf.run_pretraining. Commands:
     wait     wait until the slice exists
     setup    copy this code to all hosts, install it, check that TPUs are found
     check    run the trainer's --dry_run on the TPU, with some real steps
-    start    start training in the background; it logs to host 0 and --log_dir
+    start    start training in the background; it logs to host 0
     status   print the states of the request, the slice and training
     logs     follow the log of training
     stop     stop training; it saves a checkpoint within two steps
@@ -25,50 +25,34 @@ The flags after -- are those of albert_tf.run_pretraining. Commands:
 their defaults; each can be set by an environment variable instead, e.g. --zone
 by ALBERT_TPU_ZONE:
 
-    --project=                     Google Cloud project
+    --project=                     Google Cloud project; default: gcloud's
     --zone=                        zone in which you have quota, e.g. us-west4-a
     --name=albert                  name of the slice and of the request
     --accelerator_type=v5litepod-8 version and size, e.g. v4-128 or v6e-8
-    --runtime_version=             VM image; default: the base image of the chip
-    --tier=spot                    spot, on_demand or reserved
-    --valid_until_duration=        longest wait for capacity, e.g. 6h
-    --service_account=             that of the hosts; default: Compute Engine's
     --libtpu_init_args=            flags of the TPU compiler on the hosts
-    --create_flags=                further flags for create, e.g. --network=n
-    --user=                        user on the hosts; default: as here
-    --ssh_flags=                   further flags for ssh and scp
-    --log_dir=                     gs://... to which the log is copied each
-                                   minute
-    --max_code_mb=100              limit of the packed code
-    --poll_s=60                    seconds between checks of the state
-    --query_s=120                  limit of one query of a state
-    --command_s=1800               limit of other commands, e.g. set-up
-    --grace_s=180                  seconds before run acts on an end or a failed
-                                   start of training
-    --unreachable_s=1800           seconds that a slice may be silent or not
-                                   READY before run replaces it
-    --max_failures=3               limit of failed requests; of starts and of
-                                   slices without a new checkpoint
-    --max_preemptions=10           limit of preemptions in a row without a new
-                                   checkpoint
-    --delete_when_done=false       true: delete the slice after training
+    --create_flags=--spot          further flags of `gcloud compute tpus
+                                   queued-resources create`, e.g. --reserved or
+                                   --service-account=ACCOUNT
+    --ssh_flags=                   those of `gcloud compute tpus tpu-vm ssh` and
+                                   scp
+    --delete_when_done             delete the slice after training
 
---flagfile=FILE, here or after --, reads --accelerator_type and
---libtpu_init_args from a file such as configs/hardware/v5e_256.flags. Example:
+The flag files after -- are read for --accelerator_type and --libtpu_init_args,
+e.g. those of configs/hardware. Example:
 
-    python -m tpu.launch run --project=mine --zone=us-west4-a --name=base \
-        --log_dir=gs://bucket/logs/base -- \
+    python -m tpu.launch run --zone=us-west4-a --name=base -- \
         --flagfile=configs/pretrain/base_v2_125k.flags \
         --flagfile=configs/hardware/v5e_8.flags \
         --output_dir=gs://bucket/runs/base \
         --input_file='gs://bucket/records/train/*.tfrecord'
 
 Exit status of run: that of training (0 when all steps are done; for 1 and 130
-see docs/runs.md); 75 if --max_failures slices in a row brought no new
-checkpoint, e.g. since set-up failed on each, or after --max_preemptions; or 1
-if no slice could be created.
+see docs/runs.md); 75 if several slices in a row brought no new checkpoint, e.g.
+since they were preempted or set-up failed on each; or 1 if no slice could be
+created.
 """
 
+import argparse
 import contextlib
 import math
 import os
@@ -80,7 +64,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -94,26 +77,7 @@ assert __doc__
 COMMANDS = re.findall(r"^    (\w+)  +\w", __doc__, re.M)
 # The defaults by name, as text.
 SETTINGS = dict(re.findall(r"^    --(\w+)=(\S*) ", __doc__, re.M))
-
-# Names of settings, what their text must match, and how an error says it.
-RULES = {
-    "project|zone": (".+", "given, or ALBERT_TPU_{}"),
-    "name": (
-        "[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
-        "lower-case letters, digits and -",
-    ),
-    "accelerator_type": (
-        "(v[234]|v5litepod|v5p|v6e)-[1-9][0-9]*",
-        "v2, v3, v4, v5litepod, v5p or v6e and a size, e.g. v5litepod-256",
-    ),
-    "tier": ("spot|on_demand|reserved", "spot, on_demand or reserved"),
-    "libtpu_init_args": ("(--.*)?", "flags that begin with --"),
-    "log_dir": ("(gs://.*)?", "gs://..."),
-    ".*_s": ("0|[1-9][0-9]*", "a number"),
-    "max_.*": ("[1-9][0-9]*", "at least 1"),
-    # A misspelt true would leave a slice running, and charged.
-    "delete_when_done": ("true|false", "true or false"),
-}
+SWITCHES = ("delete_when_done", "dry_run")
 
 # https://cloud.google.com/tpu/docs/runtimes
 RUNTIME_VERSIONS = {
@@ -128,6 +92,18 @@ RUNTIME_VERSIONS = {
 CONNECTION = ("-oConnectTimeout=30", "-oServerAliveInterval=30")
 
 TIMEOUT_STATUS = 124
+
+POLL_S = 60  # between checks of the state
+QUERY_S = 120  # limit of one query of a state
+COMMAND_S = 1800  # limit of other commands, e.g. set-up
+GRACE_S = 180  # before `run` acts on an end or a failed start of training
+# How long a slice may be silent or not READY before `run` replaces it.
+UNREACHABLE_S = 1800
+# Limits of `run`: of requests that become FAILED in a row; and, without a new
+# checkpoint, of starts on one slice and of slices.
+MAX_FAILURES = 3
+MAX_STARTS = 3
+MAX_SLICES = 5
 
 Done = subprocess.CompletedProcess
 # Runs a command within a limit of seconds; may capture its output.
@@ -178,16 +154,18 @@ class Slice:
         self._training_flags = training_flags
         self._archive = archive
         self._call = call
-        self._login = f"{settings.user}@" * bool(settings.user) + settings.name
+        self._limit_s: float = COMMAND_S
         self._place = [
-            f"--project={settings.project}",
-            f"--zone={settings.zone}",
+            f"--{name}={getattr(settings, name)}"
+            for name in ("project", "zone")
+            if getattr(settings, name)
         ]
 
     def _tpus(self, *words: str, capture: bool = False) -> Done:
-        limit_s = self.settings.query_s if capture else self.settings.command_s
         command = ["gcloud", "compute", "tpus", *words, *self._place]
-        return self._call(command, limit_s, capture)
+        return self._call(
+            command, QUERY_S if capture else self._limit_s, capture
+        )
 
     def _request(self, verb: str, *words: str) -> int:
         words = "queued-resources", verb, self.settings.name, *words
@@ -199,7 +177,7 @@ class Slice:
         return self._tpus("tpu-vm", verb, *words, *flags, capture=capture)
 
     def _remote(self, worker: str, command: str, capture: bool = False) -> Done:
-        words = self._login, f"--worker={worker}", f"--command={command}"
+        words = self.settings.name, f"--worker={worker}", f"--command={command}"
         return self._connect("ssh", *words, capture=capture)
 
     def _host_command(self, *words: str) -> str:
@@ -230,33 +208,33 @@ class Slice:
         form = "--format=value(state)"
         return self._state("tpu-vm", "describe", self.settings.name, form)
 
-    def training_state(self) -> str:
-        """As by `on_host.sh status_of`; "unreachable" without an answer."""
+    def training_state(self) -> tuple[str, str]:
+        """The state of training, and its newest checkpoint; "" if unknown.
+
+        The state is that of `on_host.sh status_of`; "unreachable" without an
+        answer.
+        """
         said = self._ask_host("status_of", *self._training_flags)
         states = r"^(?:none|running|stopped|lost|other|exit \d+)$"
-        return next(iter(re.findall(states, said, re.M)), "unreachable")
-
-    def newest_checkpoint(self) -> str:
-        """The name of the newest checkpoint in the log; "" if unknown."""
-        said = self._ask_host("newest_checkpoint")
-        return next(iter(re.findall(r"^step-\d+$", said, re.M)), "")
+        found = (
+            re.search(pattern, said, re.M)
+            for pattern in (states, r"^step-\d+$")
+        )
+        state, checkpoint = (match[0] if match else "" for match in found)
+        return state or "unreachable", checkpoint
 
     def print_end_of_log(self) -> None:
         print(self._ask_host("tail", "50"))
 
     def create(self) -> int:
-        settings = self.settings
-        flags = {
-            "node-id": settings.name,
-            "accelerator-type": settings.accelerator_type,
-            "runtime-version": settings.runtime_version,
-            "valid-until-duration": settings.valid_until_duration,
-            "service-account": settings.service_account,
-        }
-        given = [f"--{name}={value}" for name, value in flags.items() if value]
-        tier = [f"--{settings.tier}"] * (settings.tier != "on_demand")
-        more = settings.create_flags.split()
-        return self._request("create", *given, *tier, *more)
+        kind = self.settings.accelerator_type
+        return self._request(
+            "create",
+            f"--node-id={self.settings.name}",
+            f"--accelerator-type={kind}",
+            f"--runtime-version={RUNTIME_VERSIONS[kind.partition('-')[0]]}",
+            *self.settings.create_flags.split(),
+        )
 
     def delete(self) -> int:
         return self._request("delete", "--force", "--quiet")
@@ -265,7 +243,7 @@ class Slice:
         """Retries without limit: a slice that is not deleted is charged."""
         while self.delete() and self.request_state():
             say("the slice cannot be deleted, is STILL CHARGED: trying again")
-            time.sleep(self.settings.poll_s)
+            time.sleep(POLL_S)
 
     def deletion(self) -> str:
         """The command that deletes the slice."""
@@ -281,7 +259,7 @@ class Slice:
                     remedy="See the command status; then delete and create.",
                 )
             say(f"request: {state}")
-            time.sleep(self.settings.poll_s)
+            time.sleep(POLL_S)
         return 0
 
     def pack(self) -> None:
@@ -289,29 +267,16 @@ class Slice:
         list_files = ["git", "ls-files", "-zco", "--exclude-standard"]
         try:
             listed = subprocess.check_output(list_files, cwd=ROOT, text=True)
-            # git lists deleted files, too.
-            names = listed.split("\0")[:-1]
-            files = [name for name in names if (ROOT / name).exists()]
             with tarfile.open(self._archive, "w:gz") as archive:
-                for name in files:
-                    archive.add(ROOT / name, name)
+                for name in listed.split("\0")[:-1]:
+                    if (ROOT / name).exists():  # git lists deleted files, too
+                        archive.add(ROOT / name, name)
         except (OSError, subprocess.CalledProcessError) as error:
             raise UserError(
                 f"{ROOT} must be a checkout of git, of files that can be read",
                 received=error,
                 remedy="Get one by git clone.",
             ) from None
-        limit_mb = self.settings.max_code_mb
-        size_mb = os.path.getsize(self._archive) // 1_000_000
-        if size_mb > limit_mb:
-            files.sort(key=lambda name: -os.path.getsize(ROOT / name))
-            raise UserError(
-                f"the packed code must have at most --max_code_mb={limit_mb} MB"
-                ", since each host gets a copy",
-                received=f"{size_mb} MB, with {' '.join(files[:3])}",
-                remedy="Move data out of the checkout, or add it to "
-                ".git/info/exclude.",
-            )
 
     def setup(self) -> int:
         self.pack()
@@ -319,7 +284,7 @@ class Slice:
 
     def install(self) -> int:
         """Copies the archive to all hosts, and installs it."""
-        copy = "scp", self._archive, f"{self._login}:", "--worker=all"
+        copy = "scp", self._archive, f"{self.settings.name}:", "--worker=all"
         unpack = (
             "rm -rf albert_tf && mkdir albert_tf && tar -xzf "
             f"albert_tf.tar.gz -C albert_tf && bash {ON_HOST} install"
@@ -339,7 +304,7 @@ class Slice:
         ).returncode
 
     def start(self) -> int:
-        return self._serve_and("train", self.settings.log_dir)
+        return self._serve_and("train")
 
     def check(self) -> int:
         return self._serve_and("check")
@@ -365,7 +330,7 @@ class Slice:
         )
 
     def logs(self) -> int:
-        self.settings.command_s = math.inf
+        self._limit_s = math.inf
         return self._on_host("0", "logs")
 
     def stop(self) -> int:
@@ -394,14 +359,12 @@ class Run:
     """Training until it ends, on as many slices as it takes."""
 
     def __init__(self, slice_: Slice) -> None:
-        self._slice, self._settings = slice_, slice_.settings
+        self._slice = slice_
+        self._was_accepted = False  # a request
         self._failures = 0  # of requests, in a row
-        # Without a new checkpoint: starts on this slice, replaced slices, and
-        # preemptions.
-        self._starts = self._replaced = self._preempted = 0
+        # Without a new checkpoint: starts on this slice, and replaced slices.
+        self._starts = self._slices = 0
         self._checkpoint = ""  # the newest one
-        self._problem = ""  # of the last start
-        self._retry_s = 0  # pause before a request, once one was accepted
         self._states = ("", "", "")
         self._changed_s = 0.0  # when the states changed or training started
         self._silent_s = math.inf  # since when no host answers
@@ -411,25 +374,21 @@ class Run:
         # All set-ups use one archive: files may change during the run.
         self._slice.pack()
         while (status := self._react(*self._observe())) is None:
-            if self._failures >= self._settings.max_failures:
-                self._slice.describe_request()
-                raise UserError(
-                    f"the request failed {self._failures} times",
-                    remedy="See the message above: quota, zone, accelerator "
-                    "type or capacity, or an outage.",
-                )
-            time.sleep(self._settings.poll_s)
+            time.sleep(POLL_S)
         return status
 
     def _observe(self) -> tuple[str, str, str]:
         """The states of request, slice and training; "" if there is none."""
-        slice_state = training = ""
+        slice_state = training = checkpoint = ""
         request = self._slice.request_state()
         if request == "ACTIVE":
             slice_state = self._slice.slice_state()
             self._failures = 0
         if slice_state == "READY":
-            training = self._slice.training_state()
+            training, checkpoint = self._slice.training_state()
+        if checkpoint not in ("", self._checkpoint):
+            self._checkpoint = checkpoint
+            self._starts = self._slices = 0
         states, now_s = (request, slice_state, training), time.monotonic()
         if states != self._states:
             named = zip(("request", "slice", "training"), states, strict=True)
@@ -448,16 +407,13 @@ class Run:
     ) -> int | None:
         """Does what the states need; returns the status of `run` at its end."""
         now_s = time.monotonic()
-        too_long = now_s - self._silent_s >= self._settings.unreachable_s
+        too_long = now_s - self._silent_s >= UNREACHABLE_S
         if not request:
             self._request()
         elif request == "FAILED":
-            self._failures += 1
-            if self._failures < self._settings.max_failures:
-                self._slice.delete()
+            self._count_failure()
         elif {request, slice_state} & {"SUSPENDED", "PREEMPTED", "TERMINATED"}:
-            self._count_preemption()
-            self._slice.delete()
+            self._replace("the slice was preempted", counts=self._starts > 0)
         elif request in ("SUSPENDING", "DELETING"):
             if too_long:
                 self._slice.delete()
@@ -467,16 +423,9 @@ class Run:
             elif too_long:
                 self._replace("the slice is not READY")
         elif training in ("none", "lost"):
-            if training == "lost":
-                self._forget_failures()
             self._begin(set_up=True)
-        elif training == "running":
-            # Not later: a silent host cannot report its checkpoints.
-            counts = self._replaced + self._starts + self._preempted
-            if counts or not self._checkpoint:
-                self._forget_failures()
         elif training == "exit 0":
-            if self._settings.delete_when_done == "true":
+            if self._slice.settings.delete_when_done:
                 self._slice.delete_until_gone()
                 say("training is done")
             else:
@@ -491,12 +440,11 @@ class Run:
                 "it: status, logs. Or choose another --name"
             )
         # "exit N": training may end before a preemption is reported.
-        elif now_s - self._changed_s >= self._settings.grace_s:
+        elif training != "running" and now_s - self._changed_s >= GRACE_S:
             if training not in ("exit 143", "exit 75"):
                 self._slice.print_end_of_log()
                 say(f"training ended: {training}. {AGAIN}")
                 return int(training.removeprefix("exit "))
-            self._forget_failures()
             # If the first start fails, the files of a host may be missing.
             self._begin(set_up=self._starts > 0)
         return None
@@ -504,63 +452,54 @@ class Run:
     def _request(self) -> None:
         self._starts = 0
         if not self._slice.create():
-            self._retry_s = max(self._settings.grace_s, 1)
-        elif self._retry_s:
+            self._was_accepted = True
+        elif self._was_accepted:
             say("the slice cannot be requested: see above. Nothing is charged.")
-            time.sleep(self._retry_s)
-            self._retry_s = min(2 * self._retry_s, 1800)
+            time.sleep(GRACE_S)
         else:
-            self._failures += 1
+            raise UserError(
+                "the slice cannot be requested", remedy="See the message above."
+            )
+
+    def _count_failure(self) -> None:
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            self._slice.describe_request()
+            raise UserError(
+                f"the request failed {self._failures} times",
+                remedy="See the message above: quota, zone, accelerator type "
+                "or capacity, or an outage.",
+            )
+        self._slice.delete()
 
     def _begin(self, *, set_up: bool) -> None:
         """Starts training, or replaces a slice on which no start succeeds."""
-        limit, grace_s = self._settings.max_failures, self._settings.grace_s
         self._starts += 1
-        if self._starts > limit:  # a host may be broken
-            self._replace(self._problem)
+        if self._starts > MAX_STARTS:  # a host may be broken
+            self._replace(f"{MAX_STARTS} starts brought no new checkpoint")
             return
-        say(f"starting training, attempt {self._starts} of {limit}")
+        say(f"starting training, attempt {self._starts} of {MAX_STARTS}")
         self._changed_s = time.monotonic()
-        times = f"{self._starts} times without a new checkpoint"
-        self._problem = f"training was started {times}"
         if (set_up and self._slice.install()) or self._slice.start():
             # A host may reboot, or a preemption may not be reported yet.
-            self._problem = "training cannot be started"
-            say(f"{self._problem}: see above. Next attempt in {grace_s} s.")
-            time.sleep(grace_s)
+            say(f"training cannot be started: see above; waiting {GRACE_S} s")
+            time.sleep(GRACE_S)
 
-    def _replace(self, problem: str) -> None:
-        """Deletes the slice, so that `run` requests another one."""
-        self._replaced += 1
-        if self._replaced >= self._settings.max_failures:
+    def _replace(self, problem: str, *, counts: bool = True) -> None:
+        """Deletes the slice, so that the next poll requests another one."""
+        self._slices += counts
+        if self._slices >= MAX_SLICES:
             self._slice.print_end_of_log()
             raise RetryError(
-                f"{problem}, on {self._replaced} slices. The last one still "
-                f"exists, and is charged until: {self._slice.deletion()}"
+                f"{problem}, and {self._slices} slices brought no new "
+                f"checkpoint. Delete the last one: {self._slice.deletion()}",
+                remedy="If they were preempted, save checkpoints more often "
+                "(--save_checkpoints_minutes), or use on-demand slices "
+                "(--create_flags=).",
             )
         say(f"{problem}: requesting a new slice")
         # Otherwise, the next poll would find and count the same slice again.
         self._slice.delete_until_gone()
-
-    def _count_preemption(self) -> None:
-        """Counts the end of a slice on which training was started."""
-        self._preempted += self._starts > 0
-        if self._starts and self._preempted >= self._settings.max_preemptions:
-            self._slice.delete_until_gone()
-            raise RetryError(
-                f"training was preempted {self._preempted} times without a new "
-                "checkpoint. No slice exists any more",
-                remedy="Save checkpoints more often "
-                "(--save_checkpoints_minutes), or use --tier=on_demand.",
-            )
-        self._starts = 0
-
-    def _forget_failures(self) -> None:
-        """Resets the counts if training has saved a checkpoint since."""
-        newest = self._slice.newest_checkpoint()
-        if newest not in ("", self._checkpoint):
-            self._starts = self._replaced = self._preempted = 0
-            self._checkpoint = newest
 
 
 def read_hardware(words: Iterable[str]) -> dict[str, str]:
@@ -578,57 +517,51 @@ def read_hardware(words: Iterable[str]) -> dict[str, str]:
     }
 
 
-def parse(command: str, own: list[str], training_flags: list[str]) -> Any:
-    """Returns the settings: own flags, those of training, the environment."""
-    texts = {
-        n: os.getenv(f"ALBERT_TPU_{n.upper()}", SETTINGS[n]) for n in SETTINGS
-    }
-    texts |= read_hardware(training_flags)
-    settings = types.SimpleNamespace(dry_run=False)
-    for word in own:
-        name, equals, text = word.removeprefix("--").partition("=")
-        if word in ("--dry_run", "--dry_run=true"):
-            settings.dry_run = True
-        elif not (word.startswith("--") and equals):
-            raise UserError("settings look like --SETTING=VALUE", received=word)
-        elif name == "flagfile":
-            texts |= read_hardware([word])
-        elif name in SETTINGS:
-            texts[name] = text
-        else:
-            raise UserError(
-                f"there is no setting --{name}", remedy="See --help."
-            )
-    for names, (pattern, wanted) in RULES.items():
-        for name in filter(re.compile(names).fullmatch, texts):
-            if not re.fullmatch(pattern, texts[name]):
-                wanted = wanted.format(name.upper())
-                raise UserError(f"--{name} must be {wanted}", texts[name])
-    for name, text in texts.items():
-        is_number = name.endswith("_s") or name.startswith("max_")
-        setattr(settings, name, int(text) if is_number else text)
-    version, size = settings.accelerator_type.split("-")
-    settings.runtime_version = (
-        settings.runtime_version or RUNTIME_VERSIONS[version]
+def parse(own: list[str], training_flags: list[str]) -> argparse.Namespace:
+    """Returns the command and its settings.
+
+    Own flags override those of training, which override the environment.
+    """
+    parser = argparse.ArgumentParser(
+        "tpu.launch",
+        usage="python -m tpu.launch COMMAND [--SETTING=VALUE ...] "
+        "[-- FLAG ...]; see --help",
+        allow_abbrev=False,
     )
+    parser.add_argument("command", choices=COMMANDS)
+    hardware = read_hardware(training_flags)
+    for name, default in SETTINGS.items():
+        default = os.getenv(f"ALBERT_TPU_{name.upper()}", default)
+        parser.add_argument(f"--{name}", default=hardware.get(name, default))
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    settings = parser.parse_args(own)
+    version, _, size = settings.accelerator_type.partition("-")
+    if version not in RUNTIME_VERSIONS:
+        raise UserError(
+            "--accelerator_type must begin with a version of TPUs: "
+            f"{', '.join(RUNTIME_VERSIONS)}",
+            received=settings.accelerator_type,
+            remedy="Example: v5litepod-256.",
+        )
     # The server of tensorflow-tpu 2.20.0, start_grpc_tpu_worker, ends with a
     # KeyError on v6e; a slice of one host needs no server.
-    if version == "v6e" and int(size) > 8:
+    if version == "v6e" and size not in ("1", "4", "8"):
         raise UserError(
             "tensorflow-tpu 2.20.0 has no server for v6e slices of several "
             "hosts",
             received=settings.accelerator_type,
             remedy="Take v6e-8, or v5litepod or v5p.",
         )
-    ours = {"dry_run", *SETTINGS} - {"accelerator_type", "libtpu_init_args"}
+    ours = vars(settings).keys() - {"accelerator_type", "libtpu_init_args"}
     for flag in training_flags:
-        if flag.partition("=")[0].lstrip("-").removeprefix("no") in ours:
+        if flag.partition("=")[0].lstrip("-") in ours:
             raise UserError(
                 "settings of the launcher must stand before --, since the "
                 "flags after it are those of training",
                 received=flag,
             )
-    if command in ("run", "check", "start") and not any(
+    if settings.command in ("run", "check", "start") and not any(
         flag.startswith("--output_dir=gs://") for flag in training_flags
     ):
         raise UserError(
@@ -642,22 +575,17 @@ def parse(command: str, own: list[str], training_flags: list[str]) -> Any:
 def main(words: list[str], call: Call = call) -> int:
     """Runs a command line; returns the exit status."""
     end = words.index("--") if "--" in words else len(words)
-    command, *own = words[:end] or ["--help"]
-    training_flags = words[end + 1 :]
-    if {"-h", "--help"} & {command, *own}:
+    own, training_flags = words[:end], words[end + 1 :]
+    if not own or {"-h", "--help"} & {*own}:
         print(__doc__)
         return 0
     try:
-        if command not in COMMANDS:
-            raise UserError(
-                f"the command must be one of: {' '.join(COMMANDS)}", command
-            )
-        settings = parse(command, own, training_flags)
+        settings = parse(own, training_flags)
         with tempfile.TemporaryDirectory() as scratch:
             archive = f"{scratch}/albert_tf.tar.gz"
             run = show if settings.dry_run else call
             slice_ = Slice(settings, training_flags, archive, run)
-            return getattr(slice_, command)()
+            return getattr(slice_, settings.command)()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status

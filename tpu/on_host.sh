@@ -5,13 +5,13 @@
 #                        the TPUs
 #   serve                starts the server of this host, which passes SIGTERM on
 #                        to host 0; a single host needs no server
-#   train LOG_DIR FLAG.. trains in the background, on host 0
+#   train FLAG...        trains in the background, on host 0
 #   check FLAG...        runs the trainer's --dry_run
 #   status               prints none, running, stopped, lost (the host was
 #                        rebooted), or "exit N"
 #   status_of FLAG...    the same, or "other" for training with other flags or
-#                        another LIBTPU_INIT_ARGS
-#   newest_checkpoint    prints the newest checkpoint in the log, "step-N"
+#                        another LIBTPU_INIT_ARGS; then, if there is any, the
+#                        newest checkpoint in the log, "step-N"
 #   stop                 stops training, which saves a checkpoint
 #   logs, tail N         prints the log of training
 #
@@ -27,7 +27,6 @@ bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
 log=$state/train.log
 port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
 server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
-copy_log_s=${ALBERT_TPU_COPY_LOG_S:-60} # between two copies of the log
 
 fail() {
   printf 'error: %s: %s\n' "$(hostname)" "$1" >&2
@@ -180,7 +179,7 @@ train() {
   [[ $(status) != running ]] || fail 'training must not be running already'
   mkdir -p "$state"
   rm -f "$state/exit_status" "$state/stopped" "$state/trainer.pid"
-  all_flags "${@:2}" >"$state/flags"
+  all_flags "$@" >"$state/flags"
   setsid nohup "$BASH" "$0" supervise "$@" >>"$log" 2>&1 </dev/null &
   until [[ -s $state/trainer.pid ]]; do
     kill -0 "$!" 2>/dev/null || {
@@ -197,10 +196,9 @@ all_flags() {
   printf '%q\n' "LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS-}" "$@"
 }
 
-# Runs training, copies its log to the bucket, and stores its exit status.
+# Runs training, and stores its exit status.
 supervise() {
-  local log_dir=$1 trainer copier='' result=0
-  shift
+  local result=0
   exec 9>>"$state/training.lock"
   flock --timeout 10 9
   printf '\n%s: %s%s\n' "$(date '+%F %T')" \
@@ -208,34 +206,10 @@ supervise() {
   reach_tpu
   cd "$code"
   "$bin/python" -m albert_tf.run_pretraining "${tpu_flags[@]}" "$@" &
-  trainer=$!
-  echo "$trainer" >"$state/trainer.pid"
-  if [[ $log_dir ]]; then
-    exec 8> >(exec 9>&- && copy_log "$log_dir")
-    copier=$!
-  fi
-  wait "$trainer" || result=$?
-  if [[ $copier ]]; then
-    exec 8>&- # copy_log copies the last lines and ends
-    wait "$copier" || true
-  fi
+  echo "$!" >"$state/trainer.pid"
+  wait "$!" || result=$?
   echo "$result" >"$state/exit_status.partial"
   mv "$state/exit_status.partial" "$state/exit_status"
-}
-
-# Copies the log to directory $1 each minute, and at the end of its stdin. All
-# starts on a host continue the same copy; its name has the time of the first.
-copy_log() {
-  local name=$state/copy_name ended=''
-  [[ -s $name ]] || echo "$(hostname)-$(date '+%Y%m%d-%H%M%S').log" >"$name"
-  local copy=$1/$(<"$name")
-  until [[ $ended ]]; do
-    # The status is above 128 after the timeout, and 1 at the end of stdin.
-    read -rt "$copy_log_s" || (($? > 128)) || ended=true
-    timeout 300 gcloud storage cp --quiet "$log" "$copy" \
-      >"$state/copy.log" 2>&1 </dev/null ||
-      echo "the log could not be copied to $copy: $(tail -n 1 "$state/copy.log")"
-  done
 }
 
 status() {
@@ -259,12 +233,9 @@ status_of() {
   else
     status
   fi
-}
-
-# The newest checkpoint that training has written or started from.
-newest_checkpoint() {
-  grep -oE '(saved|continuing from) [^ ]*/checkpoints/step-[0-9]+' "$log" |
-    tail -n 1 | grep -oE 'step-[0-9]+$'
+  # That training has written or started from.
+  { grep -oE '(saved|continuing from) [^ ]*/checkpoints/step-[0-9]+' "$log" |
+    tail -n 1 | grep -oE 'step-[0-9]+$'; } 2>/dev/null || true
 }
 
 stop() {
@@ -289,8 +260,7 @@ logs() {
 }
 
 case ${1-} in
-install | serve | train | check | status | status_of | newest_checkpoint | \
-  stop | logs | supervise)
+install | serve | train | check | status | status_of | stop | logs | supervise)
   command=$1
   shift
   "$command" "$@"

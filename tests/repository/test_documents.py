@@ -34,7 +34,8 @@ COMMANDS = {
 LAUNCH = "tpu.launch"  # its flags are not absl's
 # Flags that the text of documents mentions without a command of this project.
 OTHER_FLAGS = {"help", "flagfile", "network", "na-prob-file", "na-prob-thresh"}
-OTHER_FLAGS |= {"logdir", "soft-delete-duration", "no-deps"}
+OTHER_FLAGS |= {"logdir", "soft-delete-duration", "no-deps", "reserved", "spot"}
+OTHER_FLAGS |= {"valid-until-duration", "service-account"}
 
 
 def read(document):
@@ -141,7 +142,7 @@ def test_commands_have_flags_that_exist(source, monkeypatch):
         assert command in launch.COMMANDS
         for word in own:
             name = re.match(r"--(\w+)=?", word)[1]
-            assert name in ("dry_run", *launch.SETTINGS)
+            assert name in (*launch.SWITCHES, *launch.SETTINGS)
         parse(PretrainingConfig, words[end + 1 :])
 
 
@@ -151,7 +152,7 @@ def test_flags_in_the_text_exist():
         values = absl_flags.FlagValues()
         flags.define(config_class_of(module), values)
         known |= set(values)
-    known |= {"dry_run", *launch.SETTINGS}
+    known |= {*launch.SWITCHES, *launch.SETTINGS}
     unknown = {
         (document, name)
         for document in PRESENT
