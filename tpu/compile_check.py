@@ -48,9 +48,7 @@ CAVEATS = (
 class CompileCheckConfig(Config):
     """Settings of `python -m tpu.compile_check`."""
 
-    run: PretrainingConfig = dataclasses.field(
-        default_factory=PretrainingConfig
-    )
+    run: PretrainingConfig = PretrainingConfig()
     topology: str = setting(
         "",
         "Slice to compile for, by version and shape, e.g. v5e:16x16 or "

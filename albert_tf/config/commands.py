@@ -160,13 +160,6 @@ class TextsConfig(Config):
 
     def check(self) -> None:
         super().check()
-        for field in dataclasses.fields(TextsConfig):
-            for text in getattr(self, field.name):
-                # Python decodes bytes that are not UTF-8 to surrogates.
-                if text != text.encode(errors="replace").decode():
-                    raise UserError(
-                        f"{field.name} must be UTF-8", received=repr(text)
-                    )
         if len(self.text_pair) not in (0, 1, len(self.text)):
             raise UserError(
                 "text_pair must be given once, or once per text",

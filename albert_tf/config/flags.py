@@ -9,13 +9,12 @@ and its `main` receives the config that the command line describes. `main`
 imports TensorFlow, so that --help and invalid settings answer at once.
 """
 
-import contextlib
 import dataclasses
 import logging as python_logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TypeVar
 
 from absl import app, logging
 from absl import flags as absl_flags
@@ -27,7 +26,6 @@ from albert_tf.config import (
     flag_name,
 )
 from albert_tf.config.model import override_types
-from albert_tf.config.settings import REMOVED_FLAGS
 from albert_tf.errors import UserError
 from albert_tf.io import faults, shipped
 
@@ -195,7 +193,6 @@ def run(
             print(f"error: {explained}", file=sys.stderr)
             return explained.exit_status
 
-    _open_standard_streams()
     define(config_class)
     absl_flags.FLAGS.set_default("verbosity", logging.INFO)
     app.run(call_main, flags_parser=_parse_command_line)
@@ -211,57 +208,8 @@ def _parse_command_line(arguments: list[str]) -> list[str]:
         sys.exit(error.exit_status)
     except SystemExit:  # after --help; absl's status is 1
         sys.exit(0)
-    except absl_flags.Error as error:
-        name = getattr(error, "flagname", "")
-        for known in (name, name.removeprefix("no")):
-            if known in REMOVED_FLAGS:
-                print(
-                    f"error: --{name} was removed. {REMOVED_FLAGS[known]}",
-                    file=sys.stderr,
-                )
-                sys.exit(1)
+    except absl_flags.Error:
         return app.parse_flags_with_usage(arguments)
-
-
-class _TolerantStream:
-    """A stream that drops what it cannot write.
-
-    A full disk or a closed pipe behind standard error must not end a command.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-
-def _open_standard_streams() -> None:
-    """Replaces closed standard streams, and makes standard error tolerant.
-
-    If standard error is closed, the next file that the command opens would get
-    its number, and TensorFlow would write messages into that file.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = cast(TextIO, _TolerantStream(sys.stderr))
-    logging.get_absl_handler().python_handler.stream = sys.stderr
 
 
 def _should_log(record: python_logging.LogRecord) -> bool:

@@ -11,25 +11,14 @@ from albert_tf.io.files import load_json
 
 PARAMETER_SHARING = ("all", "attention", "ffn", "none")
 
-# Keys of google-research/albert that neither its released code nor this project
-# uses.
-_WITHOUT_EFFECT = (
-    "net_structure_type",
-    "gap_size",
-    "num_memory_blocks",
-    "down_scale_factor",
-    "layers_to_keep",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Config, affects="model"):
     """The architecture, in the schema of the published `albert_config.json`.
 
-    The released code of google-research/albert does not use the last five keys
-    of published files, nor does this project, which refuses values that ask for
-    another architecture. `parameter_sharing` is not in that schema (paper,
-    section 3.1 and Table 4).
+    `parameter_sharing` is not in that schema (paper, section 3.1 and Table 4).
+    Five keys of published files, which the released code of
+    google-research/albert does not use, are ignored.
 
     Example:
         >>> model = ModelConfig(num_hidden_layers=4, num_hidden_groups=2)
@@ -99,31 +88,12 @@ class ModelConfig(Config, affects="model"):
         "the feed-forward layer only (ffn), or none (BERT).",
         choices=PARAMETER_SHARING,
     )
-    net_structure_type: int = setting(
-        0, "Must be 0; present in published files."
-    )
-    gap_size: int = setting(0, "Without effect; present in published files.")
-    num_memory_blocks: int = setting(
-        0, "Without effect; present in published files."
-    )
-    down_scale_factor: int = setting(
-        1, "Without effect; present in published files."
-    )
-    layers_to_keep: tuple[str, ...] = setting(
-        (), "Must be empty; present in published files."
-    )
 
     def check(self) -> None:
         if self.parameter_sharing == "none" and self.num_hidden_groups > 1:
             raise UserError(
                 "num_hidden_groups must be 1 if parameter_sharing is none",
                 received=self.num_hidden_groups,
-            )
-        if self.net_structure_type or self.layers_to_keep:
-            raise UserError(
-                "net_structure_type must be 0 and layers_to_keep empty: the "
-                "released google-research/albert implements nothing else",
-                received=f"{self.net_structure_type}, {self.layers_to_keep}",
             )
 
     def group_of_layer(self, layer: int) -> int:
@@ -193,5 +163,4 @@ def override_types() -> dict[str, type]:
     return {
         field.name: field_type
         for field, field_type in fields_with_types(ModelConfig)
-        if field.name not in _WITHOUT_EFFECT
     }

@@ -419,20 +419,14 @@ class FinetuningConfig(PretrainingConfig):
 
     FINDS_MODEL: ClassVar[bool] = True
 
-    data: FinetuningDataConfig = dataclasses.field(
-        default_factory=FinetuningDataConfig
+    data: FinetuningDataConfig = FinetuningDataConfig()
+    optimizer: FinetuningOptimizerConfig = FinetuningOptimizerConfig()
+    initialization: FinetuningInitializationConfig = (
+        FinetuningInitializationConfig()
     )
-    optimizer: FinetuningOptimizerConfig = dataclasses.field(
-        default_factory=FinetuningOptimizerConfig
-    )
-    initialization: FinetuningInitializationConfig = dataclasses.field(
-        default_factory=FinetuningInitializationConfig
-    )
-    training: FinetuningTrainingConfig = dataclasses.field(
-        default_factory=FinetuningTrainingConfig
-    )
-    task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
-    head: TaskHeadConfig = dataclasses.field(default_factory=TaskHeadConfig)
+    training: FinetuningTrainingConfig = FinetuningTrainingConfig()
+    task: TaskConfig = TaskConfig()
+    head: TaskHeadConfig = TaskHeadConfig()
 
     def check(self) -> None:
         super().check()
@@ -452,7 +446,7 @@ class FinetuningConfig(PretrainingConfig):
 class ScoreConfig(Config):
     """Settings of `python -m albert_tf.finetuning.score`."""
 
-    task: ColumnsConfig = dataclasses.field(default_factory=ColumnsConfig)
+    task: ColumnsConfig = ColumnsConfig()
     data_file: str = setting(
         "",
         "File with the right answers or labels, e.g. dev-v2.0.json; for RACE, "

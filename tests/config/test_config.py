@@ -33,17 +33,6 @@ def refusal(make, *arguments, **settings):
             "num_attention_heads must divide hidden_size. Received: 7 and 100.",
         ),
         (
-            TrainingConfig,
-            {"profile_steps": "40:60", "num_train_steps": 40},
-            "profile_steps must begin before num_train_steps. Received: 40:60 "
-            "and 40.",
-        ),
-        (
-            TrainingConfig,
-            {"checkpoint_step": 20},
-            "checkpoint_step needs --mode=eval. Received: --mode=train.",
-        ),
-        (
             PretrainingConfig,
             {"training": TrainingConfig(eval_every_n_steps=10)},
             "eval_every_n_steps needs --eval_input_file",
@@ -116,7 +105,6 @@ def test_impossible_combinations_are_refused_with_both_values(
         ({"hidden_size": True}, "hidden_size must be of type int"),
         ({"hidden_act": 3}, "hidden_act must be of type str"),
         ({"initializer_range": "x"}, "initializer_range must be of type float"),
-        ({"layers_to_keep": (1,)}, "layers_to_keep must be a list of strings"),
         ({"hidden_size": 0}, "hidden_size must be at least 1. Received: 0."),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob must be below 1"),
         (
@@ -124,7 +112,6 @@ def test_impossible_combinations_are_refused_with_both_values(
             "initializer_range must be a finite number. Received: nan.",
         ),
         ({"hidden_act": "silu"}, "hidden_act must be one of gelu, relu"),
-        ({"net_structure_type": 1}, "net_structure_type must be 0"),
     ],
 )
 def test_wrong_types_and_values_are_refused_by_name(settings, said):

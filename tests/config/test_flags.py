@@ -1,5 +1,4 @@
 import glob
-import os
 import re
 import subprocess
 import sys
@@ -134,7 +133,6 @@ def test_model_replaces_values_of_the_architecture_file(
     [
         ("embeding_size=64", "--model: unknown key embeding_size"),
         ("embeding_size=64", "Known keys: vocab_size, embedding_size, hidden"),
-        ("gap_size=1", "--model: unknown key gap_size"),  # without effect
         ("embedding_size=x", "embedding_size must be of type int"),
         ("hidden_dropout_prob=1", "hidden_dropout_prob must be below 1"),
         ("hidden_size=37", "--model: num_attention_heads must divide"),
@@ -152,13 +150,6 @@ def test_wrong_values_of_model_are_refused(architecture, text, said):
 def test_a_repeated_flag_may_hold_commas():
     config = parse(PredictConfig, "--text=a, [MASK]", "--text=b")
     assert config.text == ("a, [MASK]", "b")
-
-
-def test_text_that_is_not_utf8_is_refused():
-    """Python decodes other bytes of the command line to surrogates."""
-    text = os.fsdecode(b"bad \xff")
-    with pytest.raises(UserError, match=r"text must be UTF-8.*'bad .udcff'"):
-        parse(PredictConfig, f"--text={text}")
 
 
 HELP = """
@@ -228,7 +219,7 @@ def test_without_tensorflow_a_command_ends_in_one_line():
     assert done.stderr.count("\n") == len(NEED_TENSORFLOW)
 
 
-def run_command(body, *arguments, redirected=""):
+def run_command(body, *arguments):
     """Runs a command whose `main` is `body`, in its own process."""
     source = (
         "import errno, sys\n"
@@ -239,10 +230,7 @@ def run_command(body, *arguments, redirected=""):
         "flags.run(main, ExportConfig)\n"
     )
     return subprocess.run(
-        [
-            *("bash", "-c", f'"$0" "$@" {redirected}'),
-            *(sys.executable, "-c", source, *arguments),
-        ],
+        [sys.executable, "-c", source, *arguments],
         capture_output=True,
         text=True,
     )
@@ -283,13 +271,6 @@ START = "print('started')"
             r"error: top_k must be at least 1\. Received: 0\.",
         ),
         (START, "--export_dri=x", 1, r".*flag 'export_dri'.*export_dir\b.*"),
-        (
-            START,
-            "--loop_seconds=30",
-            1,
-            r"error: --loop_seconds was removed\. Set --steps_per_loop; a loop "
-            r"should take some seconds\.",
-        ),
         (START, "top_k=3", 1, r".*must be given as --name=value.*top_k=3.*"),
         (
             'raise OSError(errno.ENOSPC, "No space left")',
@@ -320,18 +301,3 @@ def test_a_command_runs_or_ends_in_one_line(body, argument, status, said):
     assert re.fullmatch(f"{said}\n", output, re.S), output
     assert "started" not in output
     assert ("Traceback" in output) == ("RuntimeError" in body)
-
-
-@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full"])
-def test_a_command_survives_without_standard_error(redirected, tmp_path):
-    """A file that the command opens does not get descriptor 2."""
-    body = (
-        "file = open(config.export_dir, 'w'); assert file.fileno() > 2\n"
-        "    logging.info('progress')\n"
-        "    print('a bar', file=sys.stderr, flush=True)\n"
-        "    print('done')"
-    )
-    flag = f"--export_dir={tmp_path}/file"
-    done = run_command(body, flag, redirected=redirected)
-    assert (done.returncode, done.stdout) == (0, "done\n")
-    assert (tmp_path / "file").read_text() == ""

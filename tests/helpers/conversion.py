@@ -52,8 +52,7 @@ def write_published(weights, directory):
         },
     )
     config = weights.config.to_dict()
-    for ours in ("parameter_sharing", "layers_to_keep"):
-        del config[ours]
+    del config["parameter_sharing"]  # is not in that schema
     (directory / "albert_config.json").write_text(json.dumps(config))
     (directory / "checkpoint").write_text(
         f'model_checkpoint_path: "{prefix}"\n'
