@@ -23,7 +23,6 @@ COMMANDS = {
     "score": "albert_tf.finetuning.score",
     "serving-client": "albert_tf.serving.client",
     "compile-check": "tpu.compile_check",
-    "compile-recipes": "tpu.compile_recipes",
     "launch": "tpu.launch",
 }
 

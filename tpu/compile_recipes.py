@@ -1,23 +1,21 @@
 r"""Compile the recipes for TPU slices, for docs/tpu.md.
 
     python -m tpu.compile_recipes
-    python -m tpu.compile_recipes --recipe=base_v2_125k,large_v2_3m --quick
+    python -m tpu.compile_recipes base_v2_125k large_v2_3m
 
 Each recipe is compiled by `tpu.compile_check`, in a process of its own: an hour
 or more for all of them. After each, tpu/compiled.json is written, so the
 command may be interrupted. `make docs` writes the results into docs/tpu.md.
 """
 
-import dataclasses
+import argparse
 import json
 import pathlib
 import subprocess
 import sys
 
-from absl import logging
-
-from albert_tf.config import Config, flags, setting
-from albert_tf.errors import UserError, describe_end
+from albert_tf.config import flags
+from albert_tf.errors import describe_end
 from albert_tf.io import files
 from tpu.compile_check import EXIT_DOES_NOT_COMPILE, CompileCheckConfig
 
@@ -60,20 +58,6 @@ RECIPES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class CompileRecipesConfig(Config):
-    """Settings of `python -m tpu.compile_recipes`."""
-
-    recipe: tuple[str, ...] = setting(
-        (),
-        "Recipes of docs/tpu.md to compile, comma-separated, e.g. "
-        "base_v2_125k,large_v2_3m. Default: all.",
-    )
-    quick: bool = setting(
-        False, "Estimate only the memory, in a quarter of the time."
-    )
-
-
 def flags_of(name: str) -> list[str]:
     """The command-line flags of a recipe: flag files, then single flags."""
     recipe, *words = RECIPES[name].split()
@@ -90,46 +74,32 @@ def read_recipe(name: str) -> CompileCheckConfig:
     return flags.parse_line(CompileCheckConfig, flags_of(name))
 
 
-def main(config: CompileRecipesConfig) -> None:
+def main() -> None:
     """Compiles recipes, and writes the results."""
-    if not (ROOT / "docs").is_dir():
-        raise UserError(
-            "tpu.compile_recipes must run in a clone, whose documents it "
-            "updates",
-            remedy="For one recipe: albert-tf compile-check "
-            "--flagfile=base_v2_125k --flagfile=v5e_256",
-        )
-    unknown = set(config.recipe) - set(RECIPES)
-    if unknown:
-        raise UserError(
-            "recipe must be the name of a recipe for a TPU",
-            received=", ".join(sorted(unknown)),
-            remedy=f"Recipes: {', '.join(sorted(RECIPES))}.",
-        )
-    found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-    command = [sys.executable, "-m", "tpu.compile_check", "--json"]
-    command += ["--quick"] * config.quick
-    for name in config.recipe or sorted(RECIPES):
-        logging.info("compiling %s", name)
+    parser = argparse.ArgumentParser("tpu.compile_recipes")
+    parser.add_argument("recipe", nargs="*", help=f"of {', '.join(RECIPES)}")
+    names = parser.parse_args().recipe or sorted(RECIPES)
+    if unknown := {*names} - {*RECIPES}:
+        parser.error(f"no such recipe: {', '.join(unknown)}; see --help")
+    found = json.loads(FOUND.read_text())
+    for name in names:
+        print(f"compiling {name}", flush=True)
         # The compiler reads its flags when it is loaded, and some 10 GB of
         # memory are released with its process.
         done = subprocess.run(
-            [*command, *flags_of(name)],
+            [sys.executable, "-m", "tpu.compile_check", "--json"]
+            + flags_of(name),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             check=False,
         )
         if done.returncode not in (0, EXIT_DOES_NOT_COMPILE):
-            raise UserError(
-                "tpu.compile_check must return an estimate",
-                received=f"{describe_end(done.returncode)} for {name}",
-                remedy="See its message above. After SIGKILL, the machine may "
-                "have too little memory: a large model needs some 10 GB.",
-            )
+            # After SIGKILL, the machine may have too little memory.
+            sys.exit(f"{name}: {describe_end(done.returncode)}, see above")
         found[name] = {**json.loads(done.stdout), "flags": RECIPES[name]}
         content = json.dumps(found, indent=1, sort_keys=True) + "\n"
         files.write_bytes(str(FOUND), content.encode())
 
 
 if __name__ == "__main__":
-    flags.run(main, CompileRecipesConfig)
+    main()
