@@ -23,7 +23,6 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.config import Config, PretrainingConfig, flags, setting
-from albert_tf.errors import UserError
 from tpu import topologies
 
 GIB = 2**30
@@ -49,11 +48,6 @@ class CompileCheckConfig(Config):
     """Settings of `python -m tpu.compile_check`."""
 
     run: PretrainingConfig = PretrainingConfig()
-    topology: str = setting(
-        "",
-        "Slice to compile for, by version and shape, e.g. v5e:16x16 or "
-        "v4:4x4x8. Default: that of --accelerator_type.",
-    )
     accelerator_type: str = setting(
         "",
         "Slice to compile for, by Google Cloud's name, e.g. v5litepod-256, as "
@@ -73,22 +67,6 @@ class CompileCheckConfig(Config):
         "is no estimate of the step time.",
     )
     json: bool = setting(False, "Print JSON instead of text.")
-
-    @property
-    def where(self) -> topologies.Slice:
-        """The slice to compile for.
-
-        Raises:
-            UserError: If there is none, or no such slice.
-        """
-        name = self.topology or self.accelerator_type
-        if not name:
-            raise UserError(
-                "--topology is required",
-                remedy="Example: --topology=v5e:16x16, or "
-                "--flagfile=configs/hardware/v5e_256.flags.",
-            )
-        return topologies.parse(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +255,8 @@ def describe(found: Estimate) -> str:
 
 def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
-    where = config.where
+    config.require("accelerator_type")
+    where = topologies.parse(config.accelerator_type)
     # The compiler reads this variable when it is loaded.
     os.environ["LIBTPU_INIT_ARGS"] = " ".join(
         filter(None, (os.getenv("LIBTPU_INIT_ARGS"), config.libtpu_init_args))

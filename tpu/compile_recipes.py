@@ -86,9 +86,9 @@ def main() -> None:
         print(f"compiling {name}", flush=True)
         # The compiler reads its flags when it is loaded, and some 10 GB of
         # memory are released with its process.
+        command = [sys.executable, "-m", "tpu.compile_check", "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "tpu.compile_check", "--json"]
-            + flags_of(name),
+            [*command, *flags_of(name)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             check=False,

@@ -1,8 +1,7 @@
 """TPU slices and chips, by the names of Google Cloud.
 
-A slice is named by version and topology, e.g. `v5e:16x16`, or by accelerator
-type, e.g. `v5litepod-256`. Accelerator types of v5e and v6e count chips; those
-of v2 to v4 and v5p count cores.
+A slice is named by its accelerator type, e.g. `v5litepod-256`. Types of v5e and
+v6e count chips; those of v2 to v4 and v5p count cores, two per chip.
 """
 
 import dataclasses
@@ -14,9 +13,6 @@ from albert_tf.errors import UserError
 
 # Versions whose accelerator types count cores, two per chip.
 _COUNTED_BY_CORES = ("v2", "v3", "v4", "v5p")
-
-# Versions of which up to eight chips are on one host.
-_WITH_LARGE_HOSTS = ("v5e", "v6e")
 
 # Shapes of the accelerator types, by number of dimensions.
 _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -41,8 +37,8 @@ class Slice:
 
     Example:
         >>> pod_part = Slice("v5e", (4, 4))
-        >>> str(pod_part), pod_part.num_cores, pod_part.num_hosts
-        ('v5e:4x4', 16, 4)
+        >>> str(pod_part), pod_part.num_cores
+        ('v5e:4x4', 16)
         >>> round(pod_part.all_reduce_seconds(47_000_000) * 1e6)  # microseconds
         441
     """
@@ -62,13 +58,6 @@ class Slice:
     def num_cores(self) -> int:
         """Devices of tf.distribute, and so replicas of a run."""
         return self.num_chips * self.chip.cores
-
-    @property
-    def num_hosts(self) -> int:
-        """Hosts of slices have four chips; v5e and v6e have hosts of eight."""
-        if self.version in _WITH_LARGE_HOSTS and self.num_chips <= 8:
-            return 1
-        return max(self.num_chips // 4, 1)
 
     def __str__(self) -> str:
         return f"{self.version}:{'x'.join(map(str, self.shape))}"
@@ -97,7 +86,7 @@ class Slice:
 
 
 def parse(name: str) -> Slice:
-    """Returns the slice of a name.
+    """Returns the slice of an accelerator type.
 
     Raises:
         UserError: If there is no slice of that name.
@@ -105,40 +94,29 @@ def parse(name: str) -> Slice:
     Example:
         >>> parse("v5litepod-256")
         Slice(version='v5e', shape=(16, 16))
-        >>> parse("v3:4x4") == parse("v3-32")
-        True
     """
-    version, separator, size = name.lower().replace("-", ":").partition(":")
-    version = TPU_ALIASES.get(version, version)
-    if version not in TPU_CHIPS or not separator:
+    kind, _, size = name.partition("-")
+    version = TPU_ALIASES.get(kind, kind)
+    chip = TPU_CHIPS.get(version)
+    if not chip:
         raise UserError(
-            "topology must be VERSION:SHAPE or an accelerator type, with "
-            f"VERSION one of {', '.join(TPU_CHIPS)}",
+            "accelerator_type must begin with a version of TPUs: "
+            f"{', '.join(TPU_CHIPS)}",
             received=repr(name),
-            remedy="Examples: v5e:16x16, v4:4x4x8, v5litepod-256, v3-32.",
+            remedy="Examples: v5litepod-256, v4-128.",
         )
-    chip = TPU_CHIPS[version]
     per_chip = 2 if version in _COUNTED_BY_CORES else 1
-    types: dict[str, tuple[int, ...]] = {
+    shapes = {
         str(math.prod(shape) * per_chip): shape
         for shape in _SHAPES[chip.dimensions]
         if math.prod(shape) <= chip.largest
-        # v2 and v3 have no slices of 1 or 8 chips by these names.
+        # v2 and v3 have no slices of 1 or 8 chips.
         and (shape not in ((1, 1), (2, 4)) or per_chip == 1)
     }
-    shape = types.get(size, ())
-    if ":" in name or "x" in size:
-        numbers = size.split("x")
-        shape = tuple(int(n) if n.isdecimal() else 0 for n in numbers)
-    num_chips = math.prod(shape)
-    if len(shape) != chip.dimensions or not 0 < num_chips <= chip.largest:
-        prefix = name.replace(":", "-").split("-")[0]
-        example = Slice(version, (4, 4, 8)[-chip.dimensions :])
+    if size not in shapes:
         raise UserError(
-            f"topology of {version} must have {chip.dimensions} dimensions and "
-            f"at most {chip.largest} chips, or be an accelerator type",
+            "accelerator_type must be that of a slice",
             received=repr(name),
-            remedy=f"Example: {example}. "
-            f"Types: {', '.join(f'{prefix}-{n}' for n in types)}.",
+            remedy=f"Sizes: {', '.join(f'{kind}-{n}' for n in shapes)}.",
         )
-    return Slice(version, shape)
+    return Slice(version, shapes[size])

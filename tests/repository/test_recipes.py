@@ -11,6 +11,7 @@ from albert_tf.config import (
     flags,
 )
 from albert_tf.finetuning.tasks import TASKS
+from tpu import topologies
 from tpu.compile_check import CompileCheckConfig
 from tpu.compile_recipes import RECIPES as COMPILED
 
@@ -134,7 +135,8 @@ def test_recipes_compose_with_packing_and_hardware(packing, hardware):
     assert config.run.training == alone.training
     assert data.packing == packing
     assert config.run == parse(recipe, *flags)  # ignores slice and compiler
-    multiple = config.where.num_cores * data.gradient_accumulation_steps
+    where = topologies.parse(config.accelerator_type)
+    multiple = where.num_cores * data.gradient_accumulation_steps
     assert data.global_batch_size % multiple == 0
     if packing == "best_fit":
         rows = data.global_batch_size

@@ -100,17 +100,12 @@ def test_other_compilers_are_refused(monkeypatch, version, message):
     assert pinned in (ROOT / "setup.py").read_text()
 
 
-def test_slice_and_batch_must_fit():
-    """--topology replaces the slice of a flag file of configs/hardware."""
-    config = CompileCheckConfig(run=tiny_config(global_batch_size=20))
-    with pytest.raises(UserError, match=r"--topology is required.*hardware"):
-        compile_check.main(config)
-    config = dataclasses.replace(config, accelerator_type="v5litepod-256")
-    assert str(config.where) == "v5e:16x16"
-    config = dataclasses.replace(config, topology="v5e:2x4")
-    assert str(config.where) == "v5e:2x4"
+def test_the_batch_must_fit_the_slice():
+    config = CompileCheckConfig(
+        run=tiny_config(global_batch_size=20), accelerator_type="v5litepod-8"
+    )
     with pytest.raises(UserError, match=r"replicas \(8\).*Nearest: 16 and 24"):
-        compile_check.estimate(config.run, config.where)
+        compile_check.main(config)
 
 
 def test_estimates_are_described_with_what_they_are_for():
@@ -140,7 +135,9 @@ def test_estimates_are_described_with_what_they_are_for():
 @pytest.mark.tpu_compile
 def test_the_compilers_error_is_printed(capsys):
     run = small_config(global_batch_size=2**14)
-    config = CompileCheckConfig(run=run, topology="v5litepod-1", quick=True)
+    config = CompileCheckConfig(
+        run=run, accelerator_type="v5litepod-1", quick=True
+    )
     assert compile_check.main(config) == compile_check.EXIT_DOES_NOT_COMPILE
     said = capsys.readouterr().out
     assert "DOES NOT COMPILE" in said
@@ -173,7 +170,7 @@ def test_the_step_compiles_for_a_slice_and_keeps_recomputation(capsys):
     config = small_config(
         global_batch_size=32 * 4 * 8, gradient_accumulation_steps=4, remat=True
     )
-    settings = {"topology": "v3:2x2", "quick": True, "json": True}
+    settings = {"accelerator_type": "v3-8", "quick": True, "json": True}
     assert not compile_check.main(CompileCheckConfig(run=config, **settings))
     found = json.loads(capsys.readouterr().out)
     found = compile_check.Estimate(**found)
@@ -225,7 +222,7 @@ def test_a_full_compile_estimates_times_and_is_as_good_as_before(monkeypatch):
         "program_cost",
         lambda module: programs.append(module) or program_cost(module),
     )
-    found = compile_check.estimate(config, topologies.parse("v5e:2x4"))
+    found = compile_check.estimate(config, topologies.parse("v5litepod-8"))
     num_tokens = 8 * ROWS * TOKENS
     assert 0 < found.mfu < 1
     assert found.step_s == pytest.approx(

@@ -7,7 +7,7 @@ import pytest
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig, flags
-from tpu import compile_recipes
+from tpu import compile_recipes, topologies
 
 FOUND = json.loads(compile_recipes.FOUND.read_text())
 
@@ -28,14 +28,15 @@ def test_the_estimate_is_for_the_slice_and_the_rows_of_the_recipe(name):
     data, distribution = config.run.data, config.run.distribution
     micro_batches = data.gradient_accumulation_steps
     assert found["flags"] == compile_recipes.RECIPES[name]
-    assert found["topology"] == str(config.where)
+    where = topologies.parse(config.accelerator_type)
+    assert found["topology"] == str(where)
     assert found["gradient_accumulation_steps"] == micro_batches
     assert found["packing"] == data.packing
     assert found["precision"] == distribution.precision == "mixed_bfloat16"
-    rows = found["batch_size"] * micro_batches * config.where.num_cores
+    rows = found["batch_size"] * micro_batches * where.num_cores
     assert rows == data.global_batch_size
     per_replica_batch_size(
-        "eval_batch_size", data.eval_batch_size, config.where.num_cores
+        "eval_batch_size", data.eval_batch_size, where.num_cores
     )
     arguments = compile_recipes.flags_of(name)
     assert flags.parse_line(PretrainingConfig, arguments) == config.run

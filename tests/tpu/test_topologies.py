@@ -13,11 +13,8 @@ SLICES = {
     "v4-4096": ("v4:8x16x16", 2048, 2048),
     "v5litepod-1": ("v5e:1x1", 1, 1),
     "v5litepod-256": ("v5e:16x16", 256, 256),
-    "v5e:4x8": ("v5e:4x8", 32, 32),
     "v5p-128": ("v5p:4x4x4", 64, 64),
     "v6e-64": ("v6e:8x8", 64, 64),
-    # Other accepted spellings.
-    "V5E-4X8": ("v5e:4x8", 32, 32),
     "v5e-32": ("v5e:4x8", 32, 32),
 }
 
@@ -33,12 +30,9 @@ def test_slice_names_give_the_number_of_chips(name):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("v9:2x2", "v5e:16x16"),
-        ("v4:4x4", "3 dim.*v4:4x4x8"),
-        ("v5e:4xfour", "v5e:4x8"),
+        ("", "v5litepod-256, v4-128"),
+        ("v9-8", "v5litepod-256, v4-128"),
         ("v3-9", "v3-8, v3-32"),
-        ("v5e:64x64", "at most 256 chips"),
-        ("v5p:16x16x16", "at most 2048 chips"),
         ("v5litepod-512", "v5litepod-256\\.$"),
         ("v2-1024", "v2-512\\.$"),
     ],
@@ -51,6 +45,6 @@ def test_invalid_slice_names_are_refused(name, remedy):
 
 def test_an_all_reduce_sends_each_byte_almost_twice():
     """256 chips at 200 GB/s: 2 * 255/256 * 0.2 GB / 200 GB/s."""
-    seconds = topologies.parse("v5e:16x16").all_reduce_seconds(200_000_000)
+    seconds = topologies.parse("v5litepod-256").all_reduce_seconds(200_000_000)
     assert seconds == pytest.approx(0.001 * 2 * 255 / 256)
-    assert topologies.parse("v5e:1x1").all_reduce_seconds(10**9) == 0
+    assert topologies.parse("v5litepod-1").all_reduce_seconds(10**9) == 0
