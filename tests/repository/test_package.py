@@ -17,27 +17,6 @@ from albert_tf.io import shipped
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_answers_at_once(command):
-    """Modules that take long to import are not imported."""
-    code = (
-        "import atexit, sys\n"
-        "from albert_tf.__main__ import main\n"
-        "slow = {'tensorflow', 'scipy', 'sklearn', 'matplotlib', 'jax'}\n"
-        "atexit.register(lambda: print('slow:', slow & {*sys.modules}))\n"
-        "main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, command, "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert len(done.stdout) > 300
-    assert done.stdout.endswith("slow: set()\n")
-
-
 def test_recipes_and_architectures_have_names(tmp_path, monkeypatch):
     """No two recipes share one, but for the parts in include/."""
     recipes = [*ROOT.glob("configs/*/*.flags")]
