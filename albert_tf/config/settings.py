@@ -30,8 +30,6 @@ from albert_tf.errors import UserError
 
 ValueT = TypeVar("ValueT")
 
-AFFECTS = ("model", "result", "nothing")
-
 # Bound of a number -> what it must do, and whether it does.
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("be at least", operator.ge),
@@ -77,11 +75,8 @@ def setting(
         divides: Such a setting, whose value must be a multiple.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
-        affects: One of `AFFECTS`; "" for that of the class.
+        affects: "model", "result" or "nothing"; "" for that of the class.
         has_flag: False for a value that the command sets itself.
-
-    Raises:
-        ValueError: If `affects` is unknown.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -93,8 +88,6 @@ def setting(
         Traceback (most recent call last):
         albert_tf.errors.UserError: batch_size must be at least 1. Received: 0.
     """
-    if affects not in ("", *AFFECTS):
-        raise ValueError(f"affects must be one of {AFFECTS}, not {affects!r}")
     return dataclasses.field(
         default=default,
         metadata={

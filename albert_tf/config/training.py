@@ -230,32 +230,32 @@ class InitializationConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig(Config):
+class TrainingConfig(Config, affects="nothing"):
     """Length, checkpoints, recovery and logging of a run."""
 
     mode: str = setting(
         "train",
         "train, or eval, which evaluates the newest checkpoint once and exits.",
         choices=("train", "eval"),
-        affects="nothing",
     )
     output_dir: str = setting(
         "",
         "Run directory, local or gs://, for checkpoints, logs and the "
         "resolved configuration, e.g. build/run. If it contains a run, this "
         "run is continued.",
-        affects="nothing",
     )
     checkpoint_step: int = setting(
         0,
         "With --mode=eval, the step of the checkpoint to evaluate, also if it "
         "is in best/; 0 evaluates the newest.",
         at_least=0,
-        affects="nothing",
     )
     # Affects the result, since the learning rate decays over these steps.
     num_train_steps: int = setting(
-        125_000, "Number of training steps.", at_least=1
+        125_000,
+        "Number of training steps.",
+        at_least=1,
+        affects="result",
     )
     steps_per_loop: int = setting(
         1000,
@@ -263,13 +263,9 @@ class TrainingConfig(Config):
         "(a device loop). After each loop, the host logs the metrics and "
         "checks the loss for divergence.",
         at_least=1,
-        affects="nothing",
     )
     save_checkpoints_steps: int = setting(
-        5000,
-        "Number of steps between checkpoints.",
-        at_least=1,
-        affects="nothing",
+        5000, "Number of steps between checkpoints.", at_least=1
     )
     save_checkpoints_minutes: float = setting(
         0.0,
@@ -277,20 +273,15 @@ class TrainingConfig(Config):
         "passed since the last one, e.g. 5. 0: only every "
         "save_checkpoints_steps.",
         at_least=0,
-        affects="nothing",
     )
     keep_checkpoint_max: int = setting(
-        5,
-        "Number of newest checkpoints to keep.",
-        at_least=1,
-        affects="nothing",
+        5, "Number of newest checkpoints to keep.", at_least=1
     )
     keep_every_n_steps: int = setting(
         0,
         "Also save a checkpoint at every multiple of this number of steps, and "
         "never remove it; 0 keeps only the newest checkpoints.",
         at_least=0,
-        affects="nothing",
     )
     # Affects nothing: rollbacks.json stores the values that past rollbacks
     # used.
@@ -301,7 +292,6 @@ class TrainingConfig(Config):
         "value: stop; or rollback, which returns to the newest checkpoint and "
         "skips the batches read since then.",
         choices=("stop", "rollback"),
-        affects="nothing",
     )
     divergence_loss_increase: float = setting(
         2.0,
@@ -310,13 +300,11 @@ class TrainingConfig(Config):
         "Where data_schedule changes the records, the lowest loss is reset. "
         "0: only NaN and infinity count as divergence.",
         at_least=0,
-        affects="nothing",
     )
     max_rollbacks: int = setting(
         3,
         "Largest number of rollbacks in a run; the next divergence stops it.",
         at_least=1,
-        affects="nothing",
     )
     rollback_learning_rate_scale: float = setting(
         1.0,
@@ -324,32 +312,27 @@ class TrainingConfig(Config):
         "later steps, e.g. 0.8.",
         at_least=0.01,
         at_most=1,
-        affects="nothing",
     )
     profile_steps: str = setting(
         "",
         "Steps to profile, as FIRST:LAST, e.g. 1000:1020 for the 20 steps "
         "after step 1000. TensorBoard's profiler shows the result.",
-        affects="nothing",
     )
     allow_config_change: bool = setting(
         False,
         "Continue a run although settings that affect its result have "
         "changed, e.g. the batch size or the learning rate. Every change is "
         "logged.",
-        affects="nothing",
     )
     dry_run: bool = setting(
         False,
         "Check everything that the run needs, time a few steps, print the "
         "results, and exit without training.",
-        affects="nothing",
     )
     eval_every_n_steps: int = setting(
         0,
         "Number of steps between evaluations; 0 evaluates only at the end.",
         at_least=0,
-        affects="nothing",
     )
     sentence_objective: str = setting(
         "sop",
@@ -367,13 +350,13 @@ class TrainingConfig(Config):
         "sop measures whether its sentence head distinguishes next sentences "
         "from random ones (Table 5 of the paper).",
         choices=("same", "sop", "nsp"),
-        affects="nothing",
     )
     dropout_schedule: str = setting(
         "",
         "Dropout rate by step, as STEP:RATE,..., for hidden layers and "
         "attention alike, e.g. 0:0.1,1000000:0.0 removes dropout after a "
         "million steps. Empty: the rates of albert_config_file, for all steps.",
+        affects="result",
     )
     seed: int = setting(
         12345,
@@ -381,6 +364,7 @@ class TrainingConfig(Config):
         "below 2^32.",
         at_least=0,
         below=2**32,
+        affects="result",
     )
 
     def check(self) -> None:
