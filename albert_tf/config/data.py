@@ -115,7 +115,9 @@ class DataConfig(MaskingConfig):
     global_batch_size: int = setting(
         4096,
         "Number of records in a step, over all replicas. A record is one "
-        "example or, with --packing=best_fit, a row of several.",
+        "example or, with --packing=best_fit, a row of several; in "
+        "fine-tuning, a text or a pair of texts, a question with all its "
+        "choices, or one window of a document.",
         at_least=1,
     )
     gradient_accumulation_steps: int = setting(

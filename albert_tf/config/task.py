@@ -270,39 +270,25 @@ class FinetuningDataConfig(
         *("masked_lm_prob", "ngram", "max_predictions_per_seq"),
         "max_eval_steps",
     ),
-    defaults={"max_predictions_per_seq": 1, "max_eval_steps": 0},
+    defaults={
+        "global_batch_size": 32,
+        "max_predictions_per_seq": 1,
+        "max_eval_steps": 0,
+    },
 ):
     """Lengths and batches; the command finds the records itself."""
-
-    max_seq_length: int = inherited(
-        DataConfig,
-        "max_seq_length",
-        help="L, largest number of tokens of a sequence, special tokens "
-        "included. If all examples are shorter, the model computes shorter "
-        "sequences, with the same result.",
-    )
-    global_batch_size: int = inherited(
-        DataConfig,
-        "global_batch_size",
-        default=32,
-        help="Number of examples in a step, over all replicas. An example is a "
-        "text or a pair of texts, a question with all its choices, or one "
-        "window of a document.",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningOptimizerConfig(
-    OptimizerConfig, defaults={"optimizer": "adamw", "num_warmup_steps": 200}
+    OptimizerConfig,
+    defaults={
+        "optimizer": "adamw",
+        "learning_rate": 2e-5,
+        "num_warmup_steps": 200,
+    },
 ):
     """AdamW, with typical settings of Table 14 of the paper."""
-
-    learning_rate: float = inherited(
-        OptimizerConfig,
-        "learning_rate",
-        default=2e-5,
-        help="Peak learning rate, usually from 1e-5 to 5e-5.",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,22 +298,6 @@ class FinetuningInitializationConfig(
 ):
     """The pretrained model."""
 
-    init_checkpoint: str = inherited(
-        InitializationConfig,
-        "init_checkpoint",
-        help="Pretrained model: a run directory of pretraining or fine-tuning "
-        "or one of its checkpoints, a checkpoint of google-research/albert "
-        "(prefix, directory or .tar.gz), a Hugging Face folder, or "
-        "albert_mini_en, the released model. E.g. albert_base_v2.tar.gz. It "
-        "decides the architecture. A run that has a checkpoint in output_dir "
-        "continues from it instead.",
-    )
-    init_vocabulary: str = inherited(
-        InitializationConfig,
-        "init_vocabulary",
-        help="SentencePiece model, if init_checkpoint contains none, "
-        "e.g. albert_base/30k-clean.model.",
-    )
     from_scratch: bool = setting(
         False,
         "Train from random weights, without --init_checkpoint, e.g. to measure "

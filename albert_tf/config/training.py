@@ -33,7 +33,8 @@ class OptimizerConfig(Config):
     )
     learning_rate: float = setting(
         0.00176,
-        "Peak learning rate; the default suits a global batch size of 4096.",
+        "Peak learning rate; for pretraining, 0.00176 suits a global batch "
+        "size of 4096, and for fine-tuning, 1e-5 to 5e-5 is usual.",
         at_least=0,
     )
     num_warmup_steps: int = setting(
