@@ -11,40 +11,8 @@ adds tables of the runs, their settings and their events, in one file that needs
 no network.
 """
 
-from typing import TYPE_CHECKING
-
 from albert_tf.cluster import versions
 from albert_tf.config import ReportConfig, flags
-
-if TYPE_CHECKING:
-    from albert_tf.report.runs import RunHistory
-
-
-def summarize(run: "RunHistory") -> str:
-    """Returns a run's newest held-out metrics and the unigram entropy.
-
-    For a run of fine-tuning, the metrics are loss and scores of its task.
-    """
-    from albert_tf.training.pretraining import describe
-
-    newest = {
-        name: curve.last[1]
-        for (split, name), curve in run.curves.items()
-        if split == "eval"
-    }
-    if not newest:
-        return f"{run.run_dir}: not evaluated yet"
-    step = int(run.curve("eval", "loss").last[0])
-    text = f"{run.run_dir}, step {step}, held-out set: "
-    if "masked_lm_loss" not in newest:
-        scores = (f"{name} {value:.4g}" for name, value in newest.items())
-        return text + ", ".join(scores)
-    objective = run.settings.get("training.sentence_objective", "sop")
-    text += describe(newest, objective)
-    if "unigram_entropy_nats" in run.records:
-        entropy = run.records["unigram_entropy_nats"]
-        text += f"; unigram entropy of the corpus {entropy:.3f}"
-    return text
 
 
 def main(config: ReportConfig) -> None:
@@ -64,7 +32,13 @@ def main(config: ReportConfig) -> None:
             content = picture(runs, config.metrics)
         write_bytes(output_file, content)
     for run in runs:
-        print(summarize(run))
+        held_out = {m: c[-1] for (s, m), c in run.curves.items() if s == "eval"}
+        scores = [
+            f"{name} {value:.4g}" for name, (_, value) in held_out.items()
+        ]
+        step = max((int(step) for step, _ in held_out.values()), default=0)
+        text = f"step {step}, held-out set: {', '.join(scores)}"
+        print(f"{run.run_dir}, {text if scores else 'not evaluated yet'}")
     for output_file in config.output_file:
         kind = "page" if output_file.endswith(".html") else "curves"
         print(f"{kind}: {output_file}")

@@ -1,10 +1,9 @@
-"""Draws the learning curves of runs as one picture, PNG or SVG."""
+"""Draws the learning curves of runs as one picture."""
 
-import dataclasses
 import io
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -28,112 +27,79 @@ COLORS = (
     "#d04545",
     "#6b8e23",
 )
-REFERENCE_COLOR = "#858585"
 
 STYLE: Any = {
+    "agg.path.chunksize": 10_000,  # a long noisy line would exceed a limit
     "axes.titlesize": 10,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
-    "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # the name of a run may contain a dollar sign
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """The content of one set of axes.
 
     Attributes:
-        low, high: Metrics that bound a shaded band; without `low` the band
-            begins at the metric.
         scale: "linear", "log" or "percent".
-        smooth: Whether a smoothed line is drawn over the line of all points.
-        late: Only the second half of the run, with limits without outliers.
+        late: Whether only the second half of the run is shown.
     """
 
-    metric: str
     title: str
-    low: str = ""
-    high: str = ""
+    metrics: tuple[str, ...]
     scale: str = "linear"
-    smooth: bool = True
     late: bool = False
 
 
 PANELS = (
-    Panel("masked_lm_loss", "Masked-LM loss (nats)"),
+    Panel("Masked-LM loss (nats)", ("masked_lm_loss",)),
+    Panel("Masked-LM loss, second half", ("masked_lm_loss",), late=True),
+    Panel("Masked-LM accuracy", ("masked_lm_accuracy",), "percent"),
+    Panel("Sentence loss (nats)", ("sentence_order_loss",)),
+    Panel("Sentence accuracy", ("sentence_order_accuracy",), "percent"),
+    Panel("Learning rate", ("learning_rate",)),
+    Panel("Dropout", ("dropout",)),
+    Panel("Gradient norm, before clipping", ("gradient_norm",), "log"),
+    Panel("Update norm", ("update_norm",), "log"),
     Panel(
-        "masked_lm_loss",
-        "Masked-LM loss, second half without outliers (nats)",
-        late=True,
-    ),
-    Panel("masked_lm_accuracy", "Masked-LM accuracy", scale="percent"),
-    Panel("sentence_order_loss", "Sentence loss (nats)"),
-    Panel("sentence_order_accuracy", "Sentence accuracy", scale="percent"),
-    Panel("learning_rate", "Learning rate", smooth=False),
-    Panel("dropout", "Dropout", smooth=False),
-    Panel("gradient_norm", "Gradient norm, before clipping", scale="log"),
-    Panel("update_norm", "Update norm", scale="log"),
-    Panel(
-        "trust_ratio_mean",
         "Trust ratios of LAMB: lowest, mean, highest",
-        low="trust_ratio_min",
-        high="trust_ratio_max",
-        scale="log",
+        ("trust_ratio_min", "trust_ratio_mean", "trust_ratio_max"),
+        "log",
     ),
-    Panel("tokens_per_second", "Tokens per second, padding included"),
-    Panel("useful_tokens_per_second", "Tokens per second, without padding"),
-    Panel("mfu", "Fraction of the peak FLOP/s used (MFU)", scale="percent"),
+    Panel("Tokens per second, padding included", ("tokens_per_second",)),
+    Panel("Tokens per second, no padding", ("useful_tokens_per_second",)),
+    Panel("Fraction of the peak FLOP/s used (MFU)", ("mfu",), "percent"),
+    Panel("Time of waiting for input", ("input_bound_share",), "percent"),
     Panel(
-        "input_bound_share",
-        "Fraction of time that steps waited for input",
-        scale="percent",
-    ),
-    Panel(
-        "step_seconds_median",
-        "Seconds per step: median to 95th percentile",
-        high="step_seconds_p95",
+        "Seconds per step: median and 95th percentile",
+        ("step_seconds_median", "step_seconds_p95"),
     ),
 )
 
-# Kind of event -> label in the legend, marker of matplotlib.
+# Kind of event -> label in the legend, style of the line.
 MARKS = {
-    "resume": ("restart", "v"),
-    "rollback": ("rollback", "X"),
-    "dropout": ("dropout switched", "o"),
-    "data": ("data switched", "s"),
+    "resume": ("restart", ":"),
+    "rollback": ("rollback", "-"),
+    "dropout": ("dropout switched", "--"),
+    "data": ("data switched", "-."),
 }
 
-# Smallest number of points of a run for a panel of its second half.
-_POINTS_FOR_LATE = 20
-# Largest number of held-out points that are drawn with markers.
-_POINTS_FOR_MARKERS = 40
-# Marks closer than this fraction of the axis are drawn as one.
-_MARK_DISTANCE = 1 / 300
+# Curves of at least this number of points are also drawn smoothed.
+_SMOOTHED = 100
 
 
 def find_panels(
     runs: Sequence[RunHistory], metrics: Sequence[str] = ()
 ) -> list[Panel]:
-    """Returns the panels in which any run has points; see `picture`.
+    """Returns the panels of some metrics, or of all that any run has.
 
     Raises:
         UserError: If a metric has no panel, or no run has it.
     """
-
-    def has_points(panel: Panel) -> bool:
-        left, _ = _limits(panel, runs)
-        least = _POINTS_FOR_LATE if panel.late else 1
-        return any(
-            len(curve) >= least and curve.last[0] >= left
-            for run in runs
-            for split in ("train", "eval")
-            for curve in [run.curve(split, panel.metric)]
-        )
-
-    found = [panel for panel in PANELS if has_points(panel)]
-    known = list(dict.fromkeys(panel.metric for panel in found))
+    logged = {metric for run in runs for _, metric in run.curves}
+    found = [panel for panel in PANELS if not logged.isdisjoint(panel.metrics)]
+    known = dict.fromkeys(metric for panel in found for metric in panel.metrics)
     for metric in metrics:
         if metric not in known:
             raise UserError(
@@ -141,7 +107,8 @@ def find_panels(
                 received=metric,
                 remedy=f"The runs have {', '.join(known)}.",
             )
-    return [panel for panel in found if not metrics or panel.metric in metrics]
+    wanted = {*metrics} or known.keys()
+    return [panel for panel in found if not wanted.isdisjoint(panel.metrics)]
 
 
 def references(
@@ -164,12 +131,8 @@ def references(
             yield values[metric], f"paper, base, {objective}, 125k steps"
 
 
-def picture(
-    runs: Sequence[RunHistory],
-    metrics: Sequence[str] = (),
-    file_format: str = "png",
-) -> bytes:
-    """Draws the panels of some metrics, or of all, as "png" or "svg".
+def picture(runs: Sequence[RunHistory], metrics: Sequence[str] = ()) -> bytes:
+    """Draws the panels of some metrics, or of all, as PNG.
 
     Raises:
         UserError: If no run has a metric.
@@ -195,24 +158,43 @@ def picture(
             frameon=False,
         )
         file = io.BytesIO()
-        figure.savefig(file, format=file_format, dpi=110)
+        figure.savefig(file, format="png", dpi=110)
         return file.getvalue()
 
 
 def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunHistory]) -> None:
-    """Draws one panel, which `find_panels` returns; see `picture`."""
-    left, right = _limits(panel, runs)
+    """Draws one panel; see `picture`."""
+    right = max(run.last_step for run in runs)
+    left = right / 2 if panel.late else 0
     for number, run in enumerate(runs):
-        _draw_run(axes, panel, run, _color(number), left)
-    if panel.late:
-        drawn = [np.asarray(line.get_ydata()) for line in axes.lines]
-        # For normal noise, the limits are three standard deviations from the
-        # mean.
-        low, high = np.quantile(np.concatenate(drawn), (0.05, 0.95))
-        margin = 0.4 * (high - low) or 0.1
-        axes.set_ylim(low - margin, high + margin)
-    else:
-        _draw_references(axes, list(references(panel.metric, runs)))
+        color = COLORS[number % len(COLORS)]
+        for metric in panel.metrics:
+            trained, held_out = (
+                curve[curve[:, 0] >= left]
+                for split in ("train", "eval")
+                for curve in [run.curve(split, metric)]
+            )
+            if len(trained) >= _SMOOTHED:
+                axes.plot(*trained.T, color=color, alpha=0.4, linewidth=0.7)
+                trained = _smooth(trained)
+            # A single point needs a marker to be visible.
+            marker = "." if len(trained) == 1 else None
+            axes.plot(*trained.T, color=color, linewidth=1.3, marker=marker)
+            style = "--o" if len(held_out) < _SMOOTHED else "--"
+            axes.plot(*held_out.T, style, color=color, lw=1.1, ms=3.5)
+        for kind, (_, style) in MARKS.items():
+            axes.vlines(
+                [e["step"] for e in run.events if e["event"] == kind],
+                *(0, 1, color, style),
+                linewidth=0.8,
+                alpha=0.6,
+                transform=axes.get_xaxis_transform(),
+            )
+    if not panel.late:
+        for value, label in references(panel.metrics[0], runs):
+            axes.axhline(value, color="#858585", ls=":", linewidth=1)
+            where = ("axes fraction", "data")
+            axes.annotate(label, (0.99, value), xycoords=where, ha="right")
     margin = 0.01 * (right - left) or 0.5
     axes.set_xlim(left - margin, right + margin)
     axes.set_title(panel.title)
@@ -220,127 +202,33 @@ def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunHistory]) -> None:
     axes.grid(alpha=0.15, color="black")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.scale == "log":
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter())
     elif panel.scale == "percent":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    elif panel.metric.endswith("tokens_per_second"):
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    for number, run in enumerate(runs):
-        _draw_marks(axes, run, _color(number), (left, right))
 
 
-def _limits(panel: Panel, runs: Sequence[RunHistory]) -> tuple[float, float]:
-    """The first and the last step of a panel."""
-    right = max(run.last_step for run in runs)
-    return (right / 2 if panel.late else 0.0), right
-
-
-def _color(number: int) -> str:
-    return COLORS[number % len(COLORS)]
-
-
-def _draw_run(
-    axes: Axes, panel: Panel, run: RunHistory, color: str, left: float
-) -> None:
-    """Draws the curves of a run: training, its band, and the held-out set."""
-
-    def visible(points: np.ndarray) -> np.ndarray:
-        points = points[points[:, 0] >= left]
-        # A logarithmic axis has no 0.
-        return points[points[:, 1] > 0] if panel.scale == "log" else points
-
-    trained = run.curve("train", panel.metric)
-    points = visible(trained.extremes())
-    smoothed = visible(trained.smoothed())
-    is_smoothed = panel.smooth and len(smoothed) >= 100
-    if panel.high:
-        low = visible(run.curve("train", panel.low or panel.metric).extremes())
-        high = visible(run.curve("train", panel.high).extremes())
-        if len(low) and len(high):
-            x_values = np.union1d(low[:, 0], high[:, 0])
-            bounds = (np.interp(x_values, *band.T) for band in (low, high))
-            axes.fill_between(
-                x_values, *bounds, color=color, alpha=0.25, linewidth=0
-            )
-    elif is_smoothed:
-        axes.plot(*points.T, color=color, alpha=0.4, linewidth=0.7)
-    if panel.high or is_smoothed:
-        points = smoothed
-    # A single point needs a marker to be visible.
-    marker = "." if len(points) == 1 else None
-    axes.plot(*points.T, color=color, linewidth=1.3, marker=marker)
-    held_out = visible(run.curve("eval", panel.metric).extremes())
-    if len(held_out):
-        axes.plot(
-            *held_out.T,
-            color=color,
-            linewidth=1.1,
-            linestyle="--",
-            marker="o" if len(held_out) <= _POINTS_FOR_MARKERS else None,
-            markersize=3.5,
-        )
-
-
-def _draw_references(axes: Axes, named: Sequence[tuple[float, str]]) -> None:
-    """Draws lines to compare with, each with its label."""
-    for value, _ in named:
-        axes.axhline(value, color=REFERENCE_COLOR, ls=":", linewidth=1)
-    bottom, top = axes.get_ylim()
-    for value, label in named:
-        axes.annotate(
-            label,
-            (0.99, value),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            # The label goes to the side of the line with more space.
-            va="top" if value > (bottom + top) / 2 else "bottom",
-            fontsize=8,
-            zorder=10,
-        )
-
-
-def _draw_marks(
-    axes: Axes, run: RunHistory, color: str, limits: tuple[float, float]
-) -> None:
-    """Marks the events of a run at the top of the panel."""
-    distance = (limits[1] - limits[0]) * _MARK_DISTANCE or 1.0
-    on_top = axes.get_xaxis_transform()
-    for kind, (_, marker) in MARKS.items():
-        steps = [e["step"] for e in run.events if e["event"] == kind]
-        inside = (x for x in steps if limits[0] <= x <= limits[1])
-        drawn = sorted({x // distance: x for x in inside}.values())
-        if not drawn:
-            continue
-        axes.vlines(
-            drawn, 0, 1, color, linewidth=0.7, alpha=0.45, transform=on_top
-        )
-        axes.plot(
-            drawn,
-            [1.0] * len(drawn),
-            transform=on_top,
-            linestyle="",
-            marker=marker,
-            markersize=5,
-            color=color,
-            clip_on=False,
-        )
+def _smooth(points: np.ndarray) -> np.ndarray:
+    """Moving averages over 2 % of the points, of steps and of values."""
+    width = len(points) // 50
+    sums = np.cumsum(np.vstack([np.zeros(2), points]), axis=0)
+    return (sums[width:] - sums[:-width]) / width
 
 
 def _legend(runs: Sequence[RunHistory]) -> list[Line2D]:
     handles = [
-        Line2D([], [], color=_color(number), label=run.name, linewidth=3)
-        for number, run in enumerate(runs)
+        Line2D([], [], color=color, label=run.name, linewidth=3)
+        for color, run in zip(COLORS * len(runs), runs, strict=False)
     ]
     handles += [
         Line2D([], [], color="gray", label="training, smoothed"),
         Line2D([], [], color="gray", alpha=0.4, label="training, each line"),
         Line2D([], [], color="gray", ls="--", marker="o", label="held-out set"),
-        Line2D([], [], color="gray", ls=":", label="for comparison"),
+        Line2D([], [], color="#858585", ls=":", label="for comparison"),
     ]
     return handles + [
-        Line2D([], [], color="gray", ls="", marker=marker, label=label)
-        for kind, (label, marker) in MARKS.items()
+        Line2D([], [], color="gray", ls=style, lw=0.8, label=label)
+        for kind, (label, style) in MARKS.items()
         if any(run.count_events(kind) for run in runs)
     ]

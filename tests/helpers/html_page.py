@@ -6,7 +6,7 @@ import html.parser
 class Page(html.parser.HTMLParser):
     """A parsed page: elements, text, and rows of tables by first cell."""
 
-    VOID = ("meta",)
+    VOID = ("meta", "img")
 
     def __init__(self, text):
         super().__init__()
