@@ -60,7 +60,7 @@ from albert_tf.errors import (
     name_faults,
 )
 from albert_tf.io import files, shipped
-from albert_tf.io.artifact import differences, own
+from albert_tf.io.artifact import differences, lock
 
 STATE_FILE = "first_model.json"
 
@@ -887,7 +887,7 @@ def main(config: FirstModelConfig) -> int:
             remedy=f"{name_faults(changes)}. Choose another --output_dir.",
         )
     os.makedirs(f"{config.output_dir}/logs", exist_ok=True)
-    with own(config.output_dir):
+    with lock(config.output_dir):
         try:
             FirstModel(config, plan).make()
         except InterruptError as interrupted:

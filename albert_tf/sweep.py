@@ -50,7 +50,7 @@ from albert_tf.cluster import versions
 from albert_tf.cluster.jobs import Jobs
 from albert_tf.config import SweepConfig, flags
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
-from albert_tf.io.artifact import own
+from albert_tf.io.artifact import lock
 from albert_tf.io.files import write_text
 from albert_tf.sweeps import plan as plans
 
@@ -75,9 +75,9 @@ def main(config: SweepConfig) -> int:
     for line in plans.describe(plan):
         logging.info("%s", line)
     os.makedirs(f"{plan.dir}/{results.LOGS_DIR}", exist_ok=True)
-    with own(plan.dir) as owner:
+    with lock(plan.dir) as open_files:
         todo = results.make_jobs(plan)
-        jobs = Jobs(config.parallel_runs, environment, owner.open_files)
+        jobs = Jobs(config.parallel_runs, environment, open_files)
         jobs.run(todo)
         content = results.summarize(plan)
         if content["runs"]:

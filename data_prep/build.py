@@ -38,7 +38,7 @@ from absl import logging
 
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io import files, shipped
-from albert_tf.io.artifact import Artifact, Owner, check_writable, own
+from albert_tf.io.artifact import Artifact, check_writable, lock
 from albert_tf.records.features import (
     METADATA_FILE,
     SCHEMA_VERSION,
@@ -186,9 +186,9 @@ def build_records(config: RecordsConfig) -> None:
 
     _check_writable(config)
     files.make_directories(output_dir)
-    with own(output_dir) as owner:
+    with lock(output_dir):
         os.makedirs(scratch, exist_ok=True)
-        with own(scratch):
+        with lock(scratch):
             vocabulary = os.path.join(scratch, TOKENIZER_FILE)
             with files.open_existing(spm_model_file, "rb") as file:
                 model = file.read()
@@ -201,10 +201,8 @@ def build_records(config: RecordsConfig) -> None:
                 _make_state(config, vocabulary, scratch),
                 sources,
                 unfinished,
-                owner,
                 _read_checksums(missing or ()),
             )
-            owner.check()
             if not missing:
                 _write_metadata(built, config, tokenizer, inputs_sha256, model)
                 files.remove(unfinished_path)
@@ -284,7 +282,6 @@ def _build_shards(
     state: _State,
     sources: Mapping[Source, str],
     unfinished: Artifact,
-    owner: Owner,
     checksums: Mapping[Shard, str],
 ) -> BuiltRecords:
     """Builds all shards, or those that finished records lack.
@@ -310,21 +307,19 @@ def _build_shards(
             for shard, number in zip(state.shards, numbers, strict=True):
                 built.duplicates[shard.split] += number
                 bar.update(1)
-        owner.check()
         if not checksums:
             begin_build(config.output_dir, unfinished)
             remove_other_scratch(state.scratch, config)
         shards = [s for s in state.shards if not checksums or s in checksums]
 
-        def tasks() -> Iterator[tuple[int, str]]:
-            for shard in shards:
-                owner.check()
-                yield state.shards.index(shard), checksums.get(shard, "")
-
+        tasks = (
+            (state.shards.index(shard), checksums.get(shard, ""))
+            for shard in shards
+        )
         # With --deduplicate, the total includes the dropped examples.
         num_examples = built.num_examples.total()
         with show_progress("writing shards", num_examples, "example") as bar:
-            results = processes.map(_write_shard, tasks())
+            results = processes.map(_write_shard, tasks)
             for shard, result in zip(shards, results, strict=True):
                 built.shards[shard] = result
                 bar.update(result.counts.get("examples", 0))

@@ -12,7 +12,7 @@ from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
-from albert_tf.io.artifact import Owner, own
+from albert_tf.io.artifact import lock
 from albert_tf.io.files import make_directories
 
 
@@ -24,7 +24,6 @@ class Host:
         strategy: The devices, also those of other processes.
         stop: Request to stop, set by signals; None: nobody asks.
         watchdog: Ends the process if devices or other hosts do not answer.
-        owner: `Owner.check` is called before each write to the run directory.
         writes: Whether this process writes the run directory. In a training,
             only the chief does.
     """
@@ -32,7 +31,6 @@ class Host:
     strategy: tf.distribute.Strategy
     stop: StopRequest | None = None
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
-    owner: Owner = dataclasses.field(default_factory=Owner)
     writes: bool = False
 
     @property
@@ -48,17 +46,17 @@ class Host:
 
     @contextlib.contextmanager
     def owning(self, run_dir: str) -> Iterator[Self]:
-        """Makes the chief the owner, and the writer, of a run directory.
+        """Makes the chief the writer of a run directory, which it locks.
 
         Raises:
-            UserError: If another command owns the directory.
+            UserError: If another command has locked the directory.
         """
         if not self.is_chief:
             yield self
             return
         make_directories(run_dir)
-        with own(run_dir) as owner:
-            yield dataclasses.replace(self, owner=owner, writes=True)
+        with lock(run_dir):
+            yield dataclasses.replace(self, writes=True)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from albert_tf.finetuning.objective import (
     find_base_model,
 )
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.io.artifact import Owner, differences
+from albert_tf.io.artifact import differences
 from albert_tf.io.files import write_json
 from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.runs.checkpoints import BEST_DIR, CheckpointStore
@@ -458,7 +458,7 @@ def choose_null_threshold(inputs: Inputs, host: Host) -> None:
             logging.info("null threshold of held-out documents: %g", threshold)
         else:
             scorer = dataclasses.replace(scorer, null_threshold=threshold)
-            run_log = RunLog(run_dir, Owner())
+            run_log = RunLog(run_dir)
             run_log.write("eval", step, metrics | scorer(collected))
             run_log.finish()
 

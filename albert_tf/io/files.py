@@ -442,20 +442,6 @@ def atomic_write(path: str) -> Iterator[Any]:
     os.replace(partial, path)
 
 
-def flush_to_disk(directory: str) -> None:
-    """Fsyncs a local directory and its files, against a power failure."""
-    if is_remote(directory):
-        return
-    with os.scandir(directory) as entries:
-        paths = [entry.path for entry in entries if entry.is_file()]
-    for path in (*paths, directory):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file completely or not at all; makes its directory."""
     if path.startswith(_ATOMIC_UPLOADS):

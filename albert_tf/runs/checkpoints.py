@@ -33,10 +33,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster.replicas import Replicas
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, files
-from albert_tf.io.artifact import Owner
 from albert_tf.runs.rollback import Rollbacks
 
 # The note with the number of rollbacks before the checkpoint. With it, a reader
@@ -77,14 +75,6 @@ class Checkpoint:
         """The loss of a checkpoint in `best/`; infinite if it is not known."""
         return self.notes.get("held_out_loss", float("inf"))
 
-    def is_of(self, evaluation: Mapping[str, Any] | None) -> bool:
-        """Whether `held_out_loss` is the loss of the described examples.
-
-        Checkpoints of older versions have no description: they are assumed to
-        have this one.
-        """
-        return self.notes.get("evaluation") in (None, evaluation)
-
 
 class TornCheckpointError(Exception):
     """A checkpoint was complete and is damaged now."""
@@ -119,11 +109,7 @@ def _read_commit(path: str, step: int) -> Checkpoint | None:
         return files.read_again_if_damaged(read, path, TornCheckpointError)
     except tf.errors.NotFoundError:
         return None
-    except (TornCheckpointError, tf.errors.InternalError) as error:
-        if isinstance(error, tf.errors.InternalError) and (
-            not faults.is_incomplete_read(error)
-        ):
-            raise
+    except TornCheckpointError:
         return Checkpoint(path, step, fault=damage)
 
 
@@ -165,7 +151,6 @@ def write_checkpoint(
         name: tf.io.gfile.stat(posixpath.join(directory, name)).length
         for name in (f"{VARIABLES}.index", f"{VARIABLES}.data-00000-of-00001")
     }
-    files.flush_to_disk(directory)
     files.write_bytes(
         posixpath.join(directory, COMMIT_FILE),
         _format_commit(step, notes, sizes),
@@ -255,16 +240,6 @@ def _remove(directory: str) -> None:
     files.remove_directory(directory)
 
 
-def _remove_if_possible(directory: str) -> None:
-    """Removes a checkpoint; if that fails, logs an error."""
-    try:
-        _remove(directory)
-    except (OSError, tf.errors.OpError) as error:
-        logging.error(
-            "%s could not be removed: %s", directory, faults.describe(error)
-        )
-
-
 class CheckpointStore:
     """Saves and restores the variables of a run.
 
@@ -276,10 +251,8 @@ class CheckpointStore:
             removed; 0 removes them like any other.
         writes: Whether this process saves. Only the chief does, since all
             workers of a run hold equal variables.
-        owner: `Owner.check` is called before each checkpoint is written.
 
     Attributes:
-        replicas: The variables on all replicas.
         save_errors: Why the last save failed, by directory: `checkpoints` or
             `best`. A save that succeeds removes the entry of its directory.
         seconds_stalled: Time that training waited for the last save.
@@ -307,19 +280,15 @@ class CheckpointStore:
         keep_max: int = 5,
         keep_every_n_steps: int = 0,
         writes: bool = True,
-        owner: Owner | None = None,
     ) -> None:
-        self._owner = owner or Owner()
         self._run_dir = run_dir
         self._directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
         self._best_directory = posixpath.join(run_dir, BEST_DIR)
         self._variables = dict(variables)
-        self.replicas = Replicas(variables)
         self._keep_max = keep_max
         self._keep_every_n_steps = keep_every_n_steps
         self._writes = writes
         self._saved_steps: set[int] = set()  # saved or restored by this object
-        self._damaged_paths: set[str] = set()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: list[Future[None]] = []
         # The values that are being written, for the best and for the newest.
@@ -353,18 +322,16 @@ class CheckpointStore:
         step: int,
         notes: Mapping[str, Any],
         loss: float,
-        evaluation: Mapping[str, Any] | None = None,
     ) -> bool:
         """Saves to `best/` if `loss` is below that of the best checkpoint.
 
-        Checkpoints of other evaluations or discarded by a rollback do not
-        count, nor do those that could not be written. So a process that has
-        seen all evaluations saves the same checkpoints as one that starts.
+        Checkpoints discarded by a rollback do not count, nor do those that
+        could not be written. So a process that has seen all evaluations saves
+        the same checkpoints as one that starts.
 
         Args:
             step, notes: See `save`.
             loss: `Objective.cost` of the evaluation.
-            evaluation: JSON that describes the evaluated examples, if known.
 
         Returns:
             Whether a save was started.
@@ -373,26 +340,13 @@ class CheckpointStore:
             return False
         started = time.monotonic()
         self.wait()  # the last best checkpoint may not be complete yet
-        kept = self._list(self._best_directory)
-        compared = [c.held_out_loss for c in kept if c.is_of(evaluation)]
+        kept = [c.held_out_loss for c in self._list(self._best_directory)]
         # A loss that is NaN is not below infinity.
-        if not loss < min(compared, default=float("inf")):
+        if not loss < min(kept, default=float("inf")):
             return False
-        if kept and not compared:
-            logging.warning(
-                "step %d replaces %s, whose loss is of other held-out examples",
-                step,
-                kept[-1].path,
-            )
-        notes = {**notes, "held_out_loss": loss, "evaluation": evaluation}
-        self._save(self._best_directory, step, notes)
+        self._save(self._best_directory, step, {**notes, "held_out_loss": loss})
         self.seconds_stalled = time.monotonic() - started
         return True
-
-    def best_is_of(self, evaluation: Mapping[str, Any] | None) -> bool:
-        """Whether no loss in `best/` is of other examples than described."""
-        found = self._list(self._best_directory)
-        return all(checkpoint.is_of(evaluation) for checkpoint in found)
 
     def best_step(self) -> int | None:
         """Returns the step of the best checkpoint; None if there is none.
@@ -434,7 +388,8 @@ class CheckpointStore:
             return None
         checkpoint, values = found
         self.wait()  # also drops the copied values: the step may be repeated
-        self.replicas.assign(values)
+        for name, variable in self._variables.items():
+            variable.assign(values[name])
         self._saved_steps = {
             s for s in self._saved_steps if s < checkpoint.step
         } | {checkpoint.step}
@@ -475,7 +430,6 @@ class CheckpointStore:
                     checkpoint.path,
                     error,
                 )
-                self._damaged_paths.add(checkpoint.path)
         if not found:
             return None
         paths = ", ".join(checkpoint.path for checkpoint in found)
@@ -535,7 +489,8 @@ class CheckpointStore:
         copy = self._copy
         if copy is None or copy[0] != step:
             self.wait()
-            copy = self._copy = step, self.replicas.read()
+            values = {n: v.numpy() for n, v in self._variables.items()}
+            copy = self._copy = step, values
         self._writing.append(
             self._writer.submit(self._write, parent, step, dict(notes), copy[1])
         )
@@ -558,7 +513,6 @@ class CheckpointStore:
         directory = posixpath.join(parent, f"step-{step:08d}")
         started = time.monotonic()
         try:
-            self._owner.check()
             with files.log_delays(directory):
                 _remove(directory)
                 write_checkpoint(directory, step, notes, values)
@@ -578,10 +532,10 @@ class CheckpointStore:
                 received=str(cause),
                 remedy="Remove the cause, and run the same command again.",
             )
-            _remove_if_possible(directory)
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                _remove(directory)
             return
         self.save_errors.pop(name, None)
-        self._damaged_paths.discard(directory)
         try:
             self._remove_old(parent, directory)
         except (OSError, tf.errors.OpError) as error:
@@ -599,11 +553,7 @@ class CheckpointStore:
     def _remove_old(self, parent: str, newest: str) -> None:
         """Removes surplus, damaged, discarded and incomplete checkpoints."""
         names = _list_step_directories(parent)
-        intact = [
-            c
-            for c in self._list(parent)
-            if c.path not in self._damaged_paths and not c.fault
-        ]
+        intact = [c for c in self._list(parent) if not c.fault]
         kept = {newest}
         if parent == self._directory:
             every = self._keep_every_n_steps
@@ -616,7 +566,7 @@ class CheckpointStore:
         for name in names:
             path = posixpath.join(parent, name)
             if path not in kept:
-                _remove_if_possible(path)
+                _remove(path)
 
 
 def model_variables(model: keras.layers.Layer) -> dict[str, tf.Variable]:

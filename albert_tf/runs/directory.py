@@ -10,7 +10,6 @@
     RUN/rollbacks.json             see rollback.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
     RUN/predictions/               see finetuning/run.py
-    RUN/owner.json                 on gs:// only; see io/artifact.py
 
 Each setting declares what a change of its value affects, which decides whether
 a run may resume with the new value: see `config/settings.py`.
@@ -339,20 +338,6 @@ def _describe_shards(records: RecordSet) -> list[list[Any]]:
         [posixpath.basename(file), count, records.checksums.get(file, "")]
         for file, count in records.counts.items()
     ]
-
-
-def describe_held_out(
-    config: PretrainingConfig, held_out: RecordSet
-) -> dict[str, Any]:
-    """Describes the examples of an evaluation, as JSON.
-
-    The losses of two evaluations are comparable if they have the same
-    description. Directories are left out.
-    """
-    return {
-        "shards": _describe_shards(held_out),
-        **config.data.evaluation_limits(),
-    }
 
 
 def _describe_changed_records(stored: list[Any], now: list[Any]) -> str:

@@ -53,7 +53,6 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
-        self.examples = run_directory.describe_held_out(config, held_out)
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, self._format

@@ -142,7 +142,6 @@ def open_run(
             position.step,
             position.to_evaluate,
             position.num_steps,
-            host.owner,
         )
     peak = cost.peak_flops(host.strategy, config.distribution)
     progress = Progress(config, objective, data, peak)
@@ -350,8 +349,7 @@ class Run:
             position.to_evaluate = metrics is None
             if metrics is not None:
                 loss = self.trainer.objective.cost(metrics)
-                is_new = self.trainer.save_best(loss, self.evaluator.examples)
-                self._log_checkpoint(is_new, best=True)
+                self._log_checkpoint(self.trainer.save_best(loss), best=True)
         except (UserError, tf.errors.OpError):
             position.to_evaluate = True
             self._save_before_error()
@@ -361,21 +359,13 @@ class Run:
     def _evaluate_complete_run(self) -> bool:
         """Evaluates a run that was complete when it was started.
 
-        The log gets a line unless it has one of the same held-out examples.
-        `best/` gets the checkpoint if an earlier process failed to write it.
+        The log gets a line unless it has one. `best/` gets the checkpoint if an
+        earlier process failed to write it.
         """
-        assert self.evaluator
-        step, run_log = self.position.step, self.run_log
         is_logged = any(
-            line["split"] == "eval" and line["step"] == step
+            line["split"] == "eval" and line["step"] == self.position.step
             for line in read_metrics(self.config.training.output_dir)
         )
-        if is_logged and not self.trainer.store.best_is_of(
-            self.evaluator.examples
-        ):
-            is_logged = False
-            if run_log:
-                run_log.rewind(step, evaluates_again=True)
         return self._evaluate(logs=not is_logged)
 
     # Checkpoints.

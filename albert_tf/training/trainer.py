@@ -9,7 +9,6 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.host import Host
-from albert_tf.cluster.replicas import values_on_first
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
@@ -141,7 +140,7 @@ class Trainer:
         self.data = data
         self.host = host
         run_dir = config.training.output_dir
-        with values_on_first(host.strategy), host.strategy.scope():
+        with host.strategy.scope():
             self.state = make_state(config, objective)
             self._train_steps = make_train_steps(
                 host.strategy, self.state, config, host.stop_flag
@@ -152,9 +151,7 @@ class Trainer:
             keep_max=config.training.keep_checkpoint_max,
             keep_every_n_steps=config.training.keep_every_n_steps,
             writes=host.writes,
-            owner=host.owner,
         )
-        self.store.replicas.copy_from_first()
         self.rollbacks = Rollbacks.read(run_dir)
         self.stream = BatchStream(
             data,
@@ -164,8 +161,7 @@ class Trainer:
             objective.record_format,
         )
         self.position = Position.at_start(metric_names(config, objective))
-        # None: not set yet; `values_on_first` sets it on one replica only.
-        self._learning_rate_scale: float | None = None
+        self._learning_rate_scale: float | None = None  # not set yet
         self._batches: Any = None
         self._opened_at: Any = None
         # Seconds per step of the last call of each program; None after its
@@ -310,15 +306,13 @@ class Trainer:
         with self.host.watchdog.limit("saving a checkpoint"):
             return self.store.save(self.position.step, self._notes())
 
-    def save_best(self, loss: float, examples: dict[str, Any]) -> bool:
+    def save_best(self, loss: float) -> bool:
         """Saves a checkpoint to `best/` if its held-out loss is the lowest.
 
-        Returns whether it is saved. `examples`: `Evaluator.examples`.
+        Returns whether it is saved.
         """
         with self.host.watchdog.limit("saving a checkpoint"):
-            return self.store.save_best(
-                self.position.step, self._notes(), loss, examples
-            )
+            return self.store.save_best(self.position.step, self._notes(), loss)
 
     def is_late(self) -> bool:
         """Whether `--save_checkpoints_minutes` asks for a checkpoint."""

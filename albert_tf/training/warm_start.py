@@ -36,7 +36,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster.replicas import Replicas
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
@@ -119,7 +118,8 @@ class WarmStart:
                         self.weights.slots[f"{source}/{moment}"],
                         np.zeros(shape, np.float32),
                     )
-        Replicas({name: variables[name] for name in assigned}).assign(assigned)
+        for name, value in assigned.items():
+            variables[name].assign(value)
         for line in self.describe():
             logging.info("%s", line)
 

@@ -12,7 +12,7 @@ import pytest
 from albert_tf.cluster import jobs
 from albert_tf.cluster.jobs import Job, Jobs
 from albert_tf.errors import UserError
-from albert_tf.io.artifact import own
+from albert_tf.io.artifact import lock
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def test_a_job_that_outlives_a_kill_keeps_the_lock(tmp_path):
     code = """if True:
         import sys
         from albert_tf.cluster.jobs import Job, Jobs
-        from albert_tf.io.artifact import own
-        with own(sys.argv[1]) as owner:
+        from albert_tf.io.artifact import lock
+        with lock(sys.argv[1]) as open_files:
             command = ["sh", "-c", "echo $$; exec sleep 60"]
             job = Job("job", command, "log", "out")
-            Jobs(open_files=owner.open_files).run([job])
+            Jobs(open_files=open_files).run([job])
     """
     output = tmp_path / "out"
     root = pathlib.Path(__file__).parents[2]
@@ -137,12 +137,12 @@ def test_a_job_that_outlives_a_kill_keeps_the_lock(tmp_path):
     parent.wait()
     orphan = int(output.read_text())
     locked = pytest.raises(UserError, match="one command at a time")
-    with locked, own(str(tmp_path)):
+    with locked, lock(str(tmp_path)):
         pass
     subprocess.run(
         ["kill", f"-{signal.SIGKILL.value}", str(orphan)], check=True
     )
     while pathlib.Path(f"/proc/{orphan}").exists():
         time.sleep(0.01)
-    with own(str(tmp_path)):
+    with lock(str(tmp_path)):
         pass

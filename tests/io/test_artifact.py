@@ -6,13 +6,13 @@ import signal
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.io.artifact import own
+from albert_tf.io.artifact import lock
 
 PATIENCE_S = 20
 
 
 def hold(directory, ready):
-    with own(directory):
+    with lock(directory):
         ready.send(os.getpid())
         signal.pause()
 
@@ -39,14 +39,14 @@ def test_a_second_command_is_refused_while_the_first_lives(tmp_path):
         os.kill(first.pid, signal.SIGSTOP)
         with (
             pytest.raises(UserError, match="one command at a time"),
-            own(str(tmp_path)),
+            lock(str(tmp_path)),
         ):
             pass
-    with own(str(tmp_path)):
+    with lock(str(tmp_path)):
         assert not list(tmp_path.iterdir())  # it leaves no file
 
 
 def test_an_error_gives_up_the_directory(tmp_path):
     for _ in range(2):
-        with pytest.raises(KeyError), own(str(tmp_path)):
+        with pytest.raises(KeyError), lock(str(tmp_path)):
             raise KeyError

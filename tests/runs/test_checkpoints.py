@@ -209,19 +209,6 @@ def test_a_torn_checkpoint_is_skipped(tmp_path, name, damage, message, caplog):
     assert (values["kernel"].numpy() == 2).all()
 
 
-def test_torn_checkpoints_do_not_count_as_kept(tmp_path):
-    store, variables = store_of(tmp_path, {"kernel": (20, 30)})
-    for step in (10, 20):
-        save(store, step)
-    flip_a_byte(tmp_path / "checkpoints" / "step-00000020" / DATA)
-
-    another, _ = store_of(tmp_path, {"kernel": (20, 30)}, keep_max=1)
-    assert another.restore().step == 10
-    save(another, 15)
-    assert steps_in(tmp_path / "checkpoints") == [15]
-    del variables
-
-
 @pytest.mark.parametrize("name", ["lr[0.01]", "a?b", "a*c", "d\\e"])
 def test_the_name_of_a_run_must_not_be_a_glob(name):
     """TensorFlow would find no checkpoint there."""
@@ -456,28 +443,3 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best(
     store.wait()
     assert not store.save_errors
     assert steps_in(tmp_path / "best") == [30]
-
-
-def test_losses_of_other_held_out_examples_are_not_compared(tmp_path, caplog):
-    """Neither the higher loss at step 20 nor the lower one at 50 is. Older
-    versions did not describe the examples: those losses are compared."""
-    store, _ = store_of(tmp_path, {"kernel": (2,)})
-
-    def save_best(step, loss, max_eval_steps):
-        evaluation = {
-            "shards": [["a", 7, ""]],
-            "max_eval_steps": max_eval_steps,
-        }
-        store.save_best(step, {}, loss, evaluation)
-        store.wait()
-        return steps_in(tmp_path / "best")
-
-    store.save_best(5, {}, 2.0)
-    assert save_best(7, 2.5, max_eval_steps=0) == [5]
-    assert save_best(10, 1.9, max_eval_steps=3) == [10]
-    assert save_best(20, 5.0, max_eval_steps=0) == [20]
-    assert "step 20 replaces" in caplog.text
-    assert save_best(30, 5.5, max_eval_steps=0) == [20]
-    assert save_best(40, 4.5, max_eval_steps=0) == [40]
-    assert save_best(50, 1.0, max_eval_steps=3) == [50]
-    assert caplog.text.count("replaces") == 2

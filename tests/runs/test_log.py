@@ -1,3 +1,4 @@
+import json
 import time
 
 import numpy as np
@@ -156,62 +157,17 @@ def test_files_of_tensorboard_are_bounded(monkeypatch, tmp_path):
     assert sorted(steps) == [[0, 1], [2, 3], [4]]
 
 
-def test_files_of_metrics_and_events_are_bounded_on_gs(monkeypatch, tmp_path):
-    """Each line uploads its file again. Readers join the files."""
-    monkeypatch.setattr(run_log, "LINES_PER_FILE", 3)
-    run_dir = f"file://{tmp_path}"  # a remote file system for TensorFlow
-
-    def files():
-        return {
-            path.name: len(list(filter(None, path.read_text().split("\n"))))
-            for path in tmp_path.glob("*.jsonl*")
-        }
-
-    log = RunLog.open(run_dir, 0)
-    for step in range(1, 8):
-        log.write("train", step, FIGURES)
-        log.write_event("checkpoint", step)
-    parts = {"": 3, ".1": 3, ".2": 1}
-    assert files() == {
-        f"{name}.jsonl{part}": lines
-        for name in ("metrics", "events")
-        for part, lines in parts.items()
-    }
-    assert steps_of(read_metrics(run_dir)) == [*range(1, 8)]
-    assert steps_of(read_events(run_dir)) == [*range(1, 8)]
-
-    # A new process goes back to step 5, and begins the next part.
-    log = RunLog.open(run_dir, 5)
-    log.write_event("resume", 5)
-    log.write("train", 6, FIGURES)
-    assert steps_of(read_metrics(run_dir)) == [1, 2, 3, 4, 5, 6]
-    assert steps_of(read_events(run_dir)) == [*range(1, 8), 5]
-    assert files()["metrics.jsonl"] == 5 and files()["metrics.jsonl.1"] == 1
-    assert "metrics.jsonl.2" not in files()
-    assert files()["events.jsonl.2"] == 2
-
-    # The same process goes back, as after a divergence.
-    log.rewind(3)
-    log.write("train", 4, FIGURES)
-    assert steps_of(read_metrics(run_dir)) == [1, 2, 3, 4]
-
-
-def test_an_interrupted_rewind_is_finished(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_log, "LINES_PER_FILE", 1)
+def test_the_parts_of_a_log_of_an_earlier_version_become_one_file(tmp_path):
+    """Which had them on gs://, here file://. A new process goes back."""
+    for name, step in (("", 2), (".1", 4), (".2", 6)):
+        line = json.dumps({"split": "train", "step": step})
+        (tmp_path / f"metrics.jsonl{name}").write_text(line + "\n")
+        (tmp_path / f"events.jsonl{name}").write_text(f'{{"step": {step}}}\n')
     run_dir = f"file://{tmp_path}"
-    log = RunLog.open(run_dir, 0)
-    for step in (2, 4, 6):
-        log.write("train", step, FIGURES)
-    removed, remove = [], run_log.remove
-
-    def remove_and_stop(path):
-        remove(path)
-        removed.append(path)
-        if len(removed) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_log, "remove", remove_and_stop)
-        log.rewind(4)
-    RunLog.open(run_dir, 4)
-    assert steps_of(read_metrics(run_dir)) == [2, 4]
+    assert steps_of(read_metrics(run_dir)) == [2, 4, 6]
+    log = RunLog.open(run_dir, 4)
+    log.write_event("resume", 4)
+    log.write("train", 5, FIGURES)
+    assert steps_of(read_metrics(run_dir)) == [2, 4, 5]
+    assert steps_of(read_events(run_dir)) == [2, 4, 6, 4]
+    assert len(list(tmp_path.glob("*.jsonl*"))) == 2

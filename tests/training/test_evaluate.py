@@ -1,5 +1,4 @@
 import dataclasses
-import hashlib
 import json
 import shutil
 
@@ -15,7 +14,6 @@ from albert_tf.input import record_sets as training_records
 from albert_tf.input.record_format import parse_records
 from albert_tf.interop.formats import load
 from albert_tf.records.features import SENTENCE_LABEL, features_to_read
-from albert_tf.runs.directory import describe_held_out
 from albert_tf.runs.log import read_metrics
 from albert_tf.training import evaluate
 from albert_tf.training.pretraining import Pretraining
@@ -71,42 +69,6 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
     assert figures["loss"] == pytest.approx(
         figures["masked_lm_loss"] + figures["sentence_order_loss"]
     )
-
-
-def test_evaluations_are_described_by_the_examples_that_they_read(
-    tiny_records, tmp_path
-):
-    """Not by the directory of the records, nor by their number of batches."""
-    shutil.copytree(tiny_records / "eval", tmp_path / "moved")
-    (shard,) = (tiny_records / "eval").glob("*.tfrecord")
-    metadata = json.loads((tiny_records / "eval/metadata.json").read_text())
-
-    def describe(files, **changes):
-        config = tiny_run.make_config(
-            tiny_records, tmp_path, eval_input_file=(files,), **changes
-        )
-        held_out = training_records.find_held_out(config)
-        return describe_held_out(config, held_out)
-
-    here, moved = (
-        f"{d}/*.tfrecord" for d in (shard.parent, tmp_path / "moved")
-    )
-    assert describe(here) == {
-        "shards": [
-            [
-                shard.name,
-                metadata["shards"][shard.name],
-                hashlib.sha256(shard.read_bytes()).hexdigest(),
-            ]
-        ],
-        "max_eval_steps": 3,
-        "eval_batch_size": 8,
-    }
-    assert describe(here) == describe(moved)
-    assert describe(here) != describe(here, eval_batch_size=4)
-    every = {"max_eval_steps": 0}
-    assert describe(here, **every) == describe(here, **every, eval_batch_size=4)
-    assert describe(here) != describe(here, **every)
 
 
 @pytest.mark.parametrize("max_eval_steps", [0, 3])

@@ -16,6 +16,7 @@ from albert_tf.cluster.host import Host
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import RetryError, UserError
+from albert_tf.io.artifact import lock
 from albert_tf.runs import checkpoints
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import RunLog, read_events, read_metrics
@@ -63,11 +64,8 @@ def requested_stop():
 # --- evaluations ------------------------------------------------------------
 
 
-def test_a_complete_run_is_evaluated_once_on_each_set_of_examples(
-    tiny_records, tmp_path
-):
-    """It was trained without held-out records, and is started with them. The
-    evaluation of other examples replaces the line and the best checkpoint."""
+def test_a_complete_run_is_evaluated_and_logged_once(tiny_records, tmp_path):
+    """It was trained without held-out records, and is started with them."""
 
     def start(**changes):
         config = tiny_run.make_config(
@@ -93,11 +91,6 @@ def test_a_complete_run_is_evaluated_once_on_each_set_of_examples(
         *["checkpoint", "finish"],  # the best
         "finish",
     ]
-    start(max_eval_steps=1)
-    (second,) = lines_of(tmp_path, "eval")
-    assert second["loss"] != first["loss"]
-    (best,) = list_checkpoints(str(tmp_path / "best"))
-    assert best.notes["evaluation"]["max_eval_steps"] == 1
     assert lines_of(tmp_path, "train") == trained
 
 
@@ -297,6 +290,13 @@ def test_a_last_step_within_the_loop_of_a_longer_run_is_logged(tmp_path):
     assert line["step"] == 1
     assert line["loss"] == notes["totals"]["loss"]
     assert line["learning_rate"] == notes["learning_rate"]
+
+
+def test_a_directory_that_another_command_uses_is_refused(tmp_path):
+    config = tiny_run.make_synthetic_config(tmp_path)
+    used = pytest.raises(UserError, match="by one command at a time")
+    with lock(str(tmp_path)), used:
+        train(config)
 
 
 class NotANumber(Pretraining):
