@@ -70,10 +70,10 @@ def read_workers() -> tuple[list[str], int]:
     try:
         value = json.loads(text)
         ((job, addresses),) = value["cluster"].items()
-        task = value["task"]
+        index = int(value["task"]["index"])
         valid = (
-            job == task["type"] == "worker"
-            and task["index"] in range(len(addresses))
+            job == value["task"]["type"] == "worker"
+            and index in range(len(addresses))
             and all(re.fullmatch(r".+:\d+", address) for address in addresses)
         )
     except (ValueError, TypeError, LookupError, AttributeError):
@@ -86,7 +86,7 @@ def read_workers() -> tuple[list[str], int]:
             '"task": {"type": "worker", "index": 0}}',
             received=repr(text),
         )
-    return addresses, task["index"]
+    return addresses, index
 
 
 def wait_for_servers(

@@ -49,9 +49,9 @@ READING_ERRORS = (
     tf.errors.FailedPreconditionError,
 )
 
-# Errors for `explain_failed_read`. TensorFlow raises
-# an InternalError if gs:// returns too few bytes. A replica that cannot read
-# cancels the sums of the others.
+# Errors for `explain_failed_read`. TensorFlow raises an InternalError if gs://
+# returns too few bytes. A replica that cannot read cancels the sums of the
+# others.
 TRAINING_ERRORS = (
     *READING_ERRORS,
     tf.errors.InternalError,
@@ -289,8 +289,8 @@ def explain_failed_read(
     logging.error("reading failed", exc_info=error)
     check()
     raise RetryError(
-        "records must be readable at the first try",
-        received=f"{first_line(error)}; all of them are intact",
+        "records must be readable",
+        received=f"{first_line(error)}, although all records are intact",
         remedy="Start the same command again: the run continues from its "
         "newest checkpoint.",
     )

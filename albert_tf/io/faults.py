@@ -9,7 +9,6 @@ been imported.
 import errno
 import os
 import re
-import sys
 
 from albert_tf.errors import RetryError, UserError, first_line
 
@@ -28,23 +27,12 @@ _NO_SCHEME = re.compile(
 )
 _INCOMPLETE_READ = "File contents are inconsistent"
 
-# The permission for a request, by the first word of TensorFlow's description.
-_WRITING = (
-    "storage.objects.create and storage.objects.delete",
-    "Storage Object User (roles/storage.objectUser)",
-)
-_READING = (
-    "storage.objects.get and storage.objects.list",
-    "Storage Object Viewer (roles/storage.objectViewer)",
-)
-# TensorFlow asks for the metadata of the bucket itself before it writes. No
-# role of objects includes this permission.
-_BUCKET = (
-    "storage.buckets.get",
-    "Storage Legacy Bucket Reader (roles/storage.legacyBucketReader)",
-)
-_ROLES = dict.fromkeys(
-    ("initiating", "uploading", "deleting", "renaming", "creating"), _WRITING
+# TensorFlow asks for the metadata of the bucket itself before it writes.
+_ROLES = (
+    "To read, it needs storage.objects.get and storage.objects.list, e.g. by "
+    "the role roles/storage.objectViewer on the bucket. To write, it needs "
+    "storage.objects.create, storage.objects.delete and storage.buckets.get: "
+    "roles/storage.objectUser and roles/storage.legacyBucketReader"
 )
 
 # What TensorFlow puts around a message: the operation that failed.
@@ -59,23 +47,10 @@ _REMEDIES = {
     errno.EROFS: "Choose a path on a file system that can be written to.",
     errno.ENOTDIR: "Correct the path: one of its parents is a file.",
     errno.EISDIR: "Give the path of a file.",
-    errno.ELOOP: "Correct the symbolic links.",
-    errno.ENAMETOOLONG: "Choose a shorter path.",
     errno.EMFILE: "Raise the limit of open files, e.g. ulimit -n 4096.",
-    errno.ENFILE: "Close other programs: they hold too many open files.",
     errno.EFBIG: f"Raise the limit of the size of files, ulimit -f. {_AGAIN}.",
     errno.EIO: f"Check the disk. {_AGAIN}.",
     errno.ESTALE: f"Check the network file system. {_AGAIN}.",
-    errno.ENOENT: "Check the path.",
-    errno.ENXIO: "Give the path of a file.",
-    errno.EINVAL: "Give the path of a file.",
-    errno.ENOMEM: "Close other programs, or raise the limit ulimit -v.",
-    errno.EAGAIN: "Raise the limit of processes and threads, ulimit -u.",
-}
-# What a path must do, if not "be accessible".
-_MUST = {
-    errno.ENOENT: "exist",
-    errno.EFBIG: "be smaller than the limit of file sizes",
 }
 # Packages that only some commands need -> the extra that installs them.
 _EXTRAS = {
@@ -87,7 +62,7 @@ _EXTRAS = {
     "grpc": "serving",
     "tensorflow_serving": "serving",
 }
-_NUMBERS = {os.strerror(number): number for number in _REMEDIES}
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
 
 def explain(error: BaseException) -> UserError | None:
@@ -123,13 +98,11 @@ def explain(error: BaseException) -> UserError | None:
         )
     if isinstance(error, OSError):
         return _explain_local(error.errno, error.filename, error.strerror)
-    if isinstance(error, UnicodeEncodeError):
-        return _explain_encoding(error)
     if isinstance(error, MemoryError):
         return UserError(
             "the machine must have enough memory",
             received=str(error) or "no memory left",
-            remedy=_REMEDIES[errno.ENOMEM],
+            remedy="Close other programs, or raise the limit ulimit -v.",
         )
     if not is_from_tensorflow(error):
         return None
@@ -207,24 +180,13 @@ def _explain_full_disk(error: BaseException) -> UserError:
 def _explain_local(
     number: int | None, path: object, reason: str | None
 ) -> UserError | None:
-    if number not in _REMEDIES or path in (None, ""):
+    if number is None or path in (None, ""):
         return None
     if isinstance(path, bytes):
         path = os.fsdecode(path)
-    must = _MUST.get(number, "be accessible")
-    return UserError(
-        f"{path} must {must}", received=reason, remedy=_REMEDIES[number]
-    )
-
-
-def _explain_encoding(error: UnicodeEncodeError) -> UserError | None:
-    if sys.getfilesystemencoding() == "utf-8":
-        return None
-    return UserError(
-        "the locale must be able to encode all paths",
-        received=f"{error.object!a}, which is not {error.encoding}",
-        remedy="Set LC_ALL=C.UTF-8.",
-    )
+    must = "exist" if number == errno.ENOENT else "be accessible"
+    remedy = _REMEDIES.get(number, "Check the path.")
+    return UserError(f"{path} must {must}", received=reason, remedy=remedy)
 
 
 def _explain_remote(text: str, line: str) -> UserError | None:
@@ -246,14 +208,10 @@ def _explain_remote(text: str, line: str) -> UserError | None:
             f"service account to the machine. {_AGAIN}.",
         )
     if status == 403:
-        permission, role = _ROLES.get(doing.partition(" ")[0], _READING)
-        if re.fullmatch(r"gs://[^/]+/?", path) and "metadata" in doing:
-            permission, role = _BUCKET
         return UserError(
             f"{path} must be accessible to the account of this machine",
             received=received,
-            remedy=f"It needs {permission}: grant it the role {role} "
-            f"on the bucket. {_AGAIN}.",
+            remedy=f"{_ROLES}. {_AGAIN}.",
         )
     if status == 404:
         return UserError(

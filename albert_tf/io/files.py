@@ -25,9 +25,6 @@ from albert_tf.io import faults
 
 PARTIAL_SUFFIX = ".partial"
 
-# On this file system, an upload replaces the content of an object atomically.
-_ATOMIC_UPLOADS = "gs://"
-
 # On gs://, a read may return wrong bytes once. A file counts as damaged only if
 # this number of reads fails.
 READ_ATTEMPTS = 3
@@ -68,7 +65,7 @@ def find(pattern: str, remote_directories: bool = False) -> list[str]:
             return [path for path in paths if not tf.io.gfile.isdir(path)]
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
-    matches = set(_glob(pattern))
+    matches = set(glob.glob(pattern, recursive=True))
     directory = os.path.dirname(pattern)
     if not matches and not glob.has_magic(directory):
         _check_directory(directory)
@@ -86,33 +83,6 @@ def hint_at_directory(pattern: str, names: str) -> str:
         return ""
     directory = found[0].rstrip("/")
     return f"{directory} is a directory: give a glob, e.g. {directory}/{names}."
-
-
-def _glob(pattern: str) -> Iterator[str]:
-    """As `glob.glob`, but `**` enters each directory once, whatever its links.
-
-    Two links to a parent directory would otherwise give 2^40 paths.
-    """
-    if pattern.endswith("/**"):
-        pattern += "/*"
-    top, found, rest = f"./{pattern}".partition("/**/")
-    if not found:
-        yield from glob.iglob(pattern)
-        return
-    entered = set()
-    top = top.removeprefix("./") or "/"
-    for start in glob.iglob(top):
-        for directory, names, _ in os.walk(start, followlinks=True):
-            real = os.path.realpath(directory)
-            if real in entered:
-                names.clear()
-                continue
-            entered.add(real)
-            names[:] = sorted(n for n in names if not n.startswith("."))
-            where = directory
-            if start == ".":
-                where = directory[2:]
-            yield from _glob(os.path.join(glob.escape(where), rest))
 
 
 def list_files(directory: str, pattern: str) -> list[str]:
@@ -301,10 +271,10 @@ def load_json(path: str) -> Any:
     Raises:
         UserError: If the file is missing or is not JSON.
     """
-    try:
-        return _load_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} must exist", received="no such file") from None
+    content = load_json_if_any(path)
+    if content is None:
+        raise UserError(f"{path} must exist", received="no such file")
+    return content
 
 
 def load_json_if_any(path: str) -> Any:
@@ -313,17 +283,13 @@ def load_json_if_any(path: str) -> Any:
     Raises:
         UserError: If the file is not JSON.
     """
-    try:
-        return _load_json(path)
-    except FileNotFoundError:
-        return None
 
-
-def _load_json(path: str) -> Any:
     def load() -> Any:
         try:
             with open_existing(path) as file:
                 return json.load(file)
+        except FileNotFoundError:
+            return None
         except (ValueError, RecursionError) as e:
             raise DamagedFileError(
                 f"{path} must be JSON", received=str(e)
@@ -331,9 +297,7 @@ def _load_json(path: str) -> Any:
         except Exception as error:
             # Another program may remove a file that TensorFlow has just found.
             if faults.is_missing(error):
-                raise FileNotFoundError(
-                    errno.ENOENT, "no such file", path
-                ) from None
+                return None
             raise
 
     return read_again_if_damaged(load, path)
@@ -444,21 +408,13 @@ def atomic_write(path: str) -> Iterator[Any]:
 
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file completely or not at all; makes its directory."""
-    if path.startswith(_ATOMIC_UPLOADS):
-        make_directories(os.path.dirname(path))
-        write_object(path, content)
+    if is_remote(path):
+        # An upload is atomic. Writing and renaming a partial file would need
+        # more requests.
+        with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "wb") as file:
+            file.write(content)
         return
     with atomic_write(path) as file:
-        file.write(content)
-
-
-def write_object(path: str, content: bytes) -> None:
-    """Writes a file on gs://, where an upload is atomic.
-
-    Writing and renaming a partial file would need more requests, and a second
-    process that writes the same file could rename the partial file first.
-    """
-    with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "wb") as file:
         file.write(content)
 
 

@@ -42,7 +42,6 @@ from albert_tf.io.files import (
     load_json,
     load_json_if_any,
     open_existing,
-    remove,
     write_bytes,
     write_json,
     write_text,
@@ -205,18 +204,15 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
         posixpath.join(run_dir, TRAINING_RECORDS_FILE), _describe_records(data)
     )
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
-    if exists(metadata) and not has_checkpoints(run_dir):
-        # From an attempt that ended before its first checkpoint.
-        for path in (kept_vocabulary, metadata):
-            remove(path)
     if records.metadata is None:
         return
     write_text(metadata, records.metadata.to_json())
     vocabulary = posixpath.join(records.directory, features.TOKENIZER_FILE)
     if exists(vocabulary):
         with open_existing(vocabulary, "rb") as source:
-            write_bytes(kept_vocabulary, source.read())
+            write_bytes(
+                posixpath.join(run_dir, features.TOKENIZER_FILE), source.read()
+            )
 
 
 def write_config(run_dir: str, config: PretrainingConfig) -> None:
@@ -281,14 +277,12 @@ def _check_settings(
         )
     if changed := _changed(stored, config, "result"):
         _refuse_unless_allowed(run_dir, changed, config.training)
-    if harmless := _changed(stored, config, "nothing"):
-        logging.info("changed since the last start of this run: %s", harmless)
 
 
 def _changed(
     stored: PretrainingConfig, config: PretrainingConfig, affects: str
 ) -> str:
-    """Lists changed settings that affect the model, the result or nothing."""
+    """Lists changed settings that affect the "model" or the "result"."""
     settings = settings_by_path(type(config))
     now = {
         name: value
@@ -341,33 +335,19 @@ def _describe_shards(records: RecordSet) -> list[list[Any]]:
 
 
 def _describe_changed_records(stored: list[Any], now: list[Any]) -> str:
-    """Names the first difference of two results of `_describe_records`."""
-    if len(stored) != len(now):
-        return f"{len(stored)} phases of data before and {len(now)} now"
-    for before, after in zip(stored, now, strict=True):
-        old_shards, new_shards = (
-            Counter(map(tuple, phase["shards"])) for phase in (before, after)
+    """Names the shards in which two results of `_describe_records` differ."""
+    old, new = (
+        Counter(tuple(shard) for phase in phases for shard in phase["shards"])
+        for phases in (stored, now)
+    )
+    missing = name_faults([name for name, *_ in (old - new).elements()])
+    added = name_faults([name for name, *_ in (new - old).elements()])
+    if not missing and not added:
+        return (
+            "the same shards, read in another order: the paths sort in another "
+            "order, or the phases or datasets differ"
         )
-        missing = [name for name, *_ in (old_shards - new_shards).elements()]
-        added = [name for name, *_ in (new_shards - old_shards).elements()]
-        if missing or added:
-            return (
-                f"from step {after['first_step']}: missing shards: "
-                f"{_name_first(missing)}; new shards: {_name_first(added)}"
-            )
-        if {**before, "first_step": 0} != {**after, "first_step": 0}:
-            return (
-                f"from step {after['first_step']}: the same shards, read in "
-                "another order: their paths sort in another order, or they are "
-                "in other datasets"
-            )
-    return "the phases of data begin at other steps"
-
-
-def _name_first(names: list[str], number: int = 3) -> str:
-    rest = len(names) - number
-    listed = ", ".join(names[:number]) or "none"
-    return f"{listed} and {rest} more" if rest > 0 else listed
+    return f"missing shards: {missing or 'none'}; new shards: {added or 'none'}"
 
 
 def null_threshold(run_dir: str, config: FinetuningConfig) -> float:

@@ -247,11 +247,8 @@ class _Preflight:
         name = f"preflight-{socket.gethostname()}-{os.getpid()}"
         probe = posixpath.join(self.directory, name)
         # Locally, this writes a partial file and renames it, as a run does.
-        write = files.write_bytes
-        if files.is_remote(probe):
-            write = files.write_object  # leaves no directory behind
         try:
-            write(probe, b"written by --dry_run")
+            files.write_bytes(probe, b"written by --dry_run")
         finally:
             for written in (probe, probe + files.PARTIAL_SUFFIX):
                 files.remove(written)

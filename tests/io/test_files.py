@@ -107,20 +107,3 @@ def test_missing_or_incomplete_json_is_named(tmp_path):
 
 def test_a_name_that_no_file_can_have_does_not_exist():
     assert not files.exists("a\0b")
-
-
-def test_a_recursive_glob_enters_each_directory_once(tmp_path, monkeypatch):
-    """Two links to a parent directory; hidden directories are left out."""
-    for name in ("a", "b/c", ".hidden"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "t.txt").touch()
-    (tmp_path / "t.txt").touch()
-    (tmp_path / "a/up").symlink_to("..")
-    (tmp_path / "b/up").symlink_to("..")
-    expected = ["a/t.txt", "b/c/t.txt", "t.txt"]
-    found = files.find(f"{tmp_path}/**/*.txt")
-    assert found == [f"{tmp_path}/{name}" for name in expected]
-    assert files.find(f"{tmp_path}/**") == found
-    monkeypatch.chdir(tmp_path)
-    assert files.find("**/*.txt") == expected
-    assert files.find("b/**/c/t.txt") == ["b/c/t.txt"]

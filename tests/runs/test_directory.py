@@ -127,27 +127,6 @@ def test_each_phase_is_written_and_the_metadata_of_the_first(
     assert written == (tiny_records / "train/metadata.json").read_bytes()
 
 
-@pytest.mark.parametrize("continued", [False, True])
-def test_the_vocabulary_of_a_failed_attempt_is_removed(
-    run, tiny_records, tmp_path, continued
-):
-    """The new records have none. That of a run with a checkpoint is kept."""
-    unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
-    if not continued:
-        shutil.rmtree(tmp_path / "run" / "checkpoints")
-    config = run(input_file=(unknown,))
-    run_directory.write(config, find_training_data(config))
-    for name in ("records_metadata.json", "spiece.model"):
-        assert (tmp_path / "run" / name).exists() == continued
-    # One that was added by hand to a new run stays.
-    by_hand = tmp_path / "new" / "spiece.model"
-    by_hand.parent.mkdir()
-    by_hand.write_bytes(b"by hand")
-    config = run(input_file=(unknown,), output_dir=str(by_hand.parent))
-    run_directory.write(config, find_training_data(config))
-    assert by_hand.read_bytes() == b"by hand"
-
-
 def test_the_null_threshold_of_the_run_comes_first(tmp_path):
     """The settings' is second. In SQuAD 1.1, every question has an answer."""
 
@@ -164,7 +143,7 @@ def test_the_null_threshold_of_the_run_comes_first(tmp_path):
 
 # --- changed settings ---------------------------------------------------------
 
-NEVER, IF_ALLOWED, FREE = "Choose another", "Restore them", ""
+NEVER, IF_ALLOWED = "Choose another", "Restore them"
 
 
 @pytest.mark.parametrize(
@@ -197,35 +176,23 @@ NEVER, IF_ALLOWED, FREE = "Choose another", "Restore them", ""
             "2.0; training.seed was 12345 and is 7",
             IF_ALLOWED,
         ),
-        (
-            {"strategy": "mirrored"},
-            "distribution.strategy was 'one_device' and is 'mirrored'",
-            FREE,
-        ),
-        (
-            {"eval_input_file": ()},
-            "data.eval_input_file was ['{records}/eval/*.tfrecord'] and is []",
-            FREE,
-        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_changed_setting_is_refused_or_allowed_or_logged(
-    run, tiny_records, tmp_path, change, said, remedy, caplog
+def test_a_changed_setting_is_refused_or_allowed(
+    run, tmp_path, change, said, remedy, caplog
 ):
     """By what it affects. Evaluations need the model only."""
     caplog.set_level(logging.INFO, "absl")
-    said = said.format(records=tiny_records)
     allowed = run(**change, allow_config_change=True)
     data, held_out = find_training_data(run()), find_held_out(run())
     refused = run(**change) if remedy == IF_ALLOWED else allowed
-    if remedy:
-        with pytest.raises(UserError, match="own settings") as error:
-            run_directory.check(refused, data)
-        assert f"Received: {said}. {remedy}" in str(error.value)
-        named = "--allow_config_change" in error.value.remedy
-        assert named == (remedy == IF_ALLOWED)
-        assert not caplog.records
+    with pytest.raises(UserError, match="own settings") as error:
+        run_directory.check(refused, data)
+    assert f"Received: {said}. {remedy}" in str(error.value)
+    named = "--allow_config_change" in error.value.remedy
+    assert named == (remedy == IF_ALLOWED)
+    assert not caplog.records
     if remedy == NEVER:
         with pytest.raises(UserError, match="its own architecture") as error:
             run_directory.check_evaluation(allowed, held_out)
@@ -239,20 +206,16 @@ def test_a_changed_setting_is_refused_or_allowed_or_logged(
     assert not caplog.records
     run_directory.check(allowed, data)
     lines = [record.getMessage() for record in caplog.records]
-    ending = f"as allowed: {said}" if remedy else f"of this run: {said}"
-    assert any(ending in line for line in lines)
+    assert any(f"as allowed: {said}" in line for line in lines)
 
 
 def test_the_same_settings_are_accepted_silently_in_a_moved_run(
     run, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO, "absl")
-    check(run())
-    assert not caplog.records
     moved = str(tmp_path / "moved")
     (tmp_path / "run").rename(moved)
-    caplog.set_level(logging.WARNING, "absl")
-    check(run(output_dir=moved))
+    check(run(output_dir=moved, strategy="mirrored", eval_input_file=()))
     assert not caplog.records
     with pytest.raises(UserError, match="learning_rate was"):
         check(run(output_dir=moved, learning_rate=0.5))
@@ -354,8 +317,8 @@ def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
 
 
 SAME_SHARDS = (
-    "from step 0: the same shards, read in another order: their paths sort in "
-    "another order, or they are in other datasets"
+    "the same shards, read in another order: the paths sort in another order, "
+    "or the phases or datasets differ"
 )
 
 
@@ -383,40 +346,27 @@ def test_moved_records_and_unused_datasets_are_accepted(
         (
             {"input_file": "{r}/*.tfrecord"},
             {"input_file": "{r}/*-0000[12]-*"},
-            f"from step 0: missing shards: {FIRST}; new shards: none",
-        ),
-        (
-            {"input_file": "{r}/" + FIRST},
-            {"input_file": "{r}/*.tfrecord"},
-            f"from step 0: missing shards: none; new shards: {SECOND}, {THIRD}",
+            f"missing shards: {FIRST}; new shards: none",
         ),
         (
             {"input_file": "{r}/*.tfrecord"},
             {"input_file": "{r}/*.tfrecord {copy}/" + THIRD},
-            f"from step 0: missing shards: none; new shards: {THIRD}",
+            f"missing shards: none; new shards: {THIRD}",
         ),
         (  # the same names and numbers of records
             {"input_file": "{r}/*.tfrecord"},
             {"input_file": "{rebuilt}/*.tfrecord"},
-            f"from step 0: missing shards: {SECOND}; new shards: {SECOND}",
+            f"missing shards: {SECOND}; new shards: {SECOND}",
         ),
         (  # without checksums, by the number of records
             {"input_file": "{unknown}/*.tfrecord"},
             {"input_file": "{fewer}/*.tfrecord"},
-            f"from step 0: missing shards: {THIRD}; new shards: {THIRD}",
+            f"missing shards: {THIRD}; new shards: {THIRD}",
         ),
         (  # the order of the paths decides when a shard is read
             {"input_file": f"{{copy}}/{FIRST} {{r}}/{SECOND}"},
             {"input_file": f"{{r}}/{FIRST} {{copy}}/{SECOND}"},
             SAME_SHARDS,
-        ),
-        (
-            {
-                "dataset": f"one={{r}}/{FIRST} two={{r}}/{SECOND}",
-                "data_schedule": "0:one,6:one+two",
-            },
-            {"dataset": f"one={{r}}/{FIRST} two={{r}}/{THIRD}"},
-            f"from step 6: missing shards: {SECOND}; new shards: {THIRD}",
         ),
         (  # the shards are equal but are read in another order
             {
@@ -428,7 +378,7 @@ def test_moved_records_and_unused_datasets_are_accepted(
             SAME_SHARDS,
         ),
     ],
-    ids=range(8),
+    ids=range(6),
 )
 def test_changed_records_are_refused_unless_allowed(
     run, tiny_records, tmp_path, before, now, said, caplog
@@ -472,12 +422,8 @@ def test_changed_records_are_refused_unless_allowed(
 @pytest.mark.parametrize(
     ("schedule", "difference"),
     [
-        ("0:one", "2 phases of data before and 1 now"),
-        ("0:one,8:one+two", "the phases of data begin at other steps"),
-        (
-            "0:one,6:two",
-            f"from step 6: missing shards: {FIRST}; new shards: none",
-        ),
+        ("0:one,8:one+two", SAME_SHARDS),
+        ("0:one,6:two", f"missing shards: {FIRST}; new shards: none"),
     ],
 )
 def test_changed_phases_are_refused(

@@ -110,7 +110,7 @@ def test_transient_faults_change_nothing(
     )
     # One for a step, and one for an evaluation.
     for _ in range(2):
-        with pytest.raises(RetryError, match="all of them are intact"):
+        with pytest.raises(RetryError, match="although all records are intact"):
             train(config)
     assert train(config) == 0
     assert storage.num_faults() == 4
