@@ -68,21 +68,9 @@ class Rollbacks:
 
     @classmethod
     def read(cls, run_dir: str) -> Self:
-        """Reads the rollbacks of a run; none if it has no such file.
-
-        Raises:
-            UserError: If the file is damaged.
-        """
+        """Reads the rollbacks of a run; none if it has no such file."""
         path = posixpath.join(run_dir, cls.FILE_NAME)
-        try:
-            items = [Rollback(**item) for item in load_json_if_any(path) or ()]
-        except TypeError as error:
-            raise UserError(
-                f"{path} must hold the rollbacks of the run",
-                received=str(error),
-                remedy="Restore the file: the data of each step depends on it.",
-            ) from None
-        return cls(path, items)
+        return cls(path, (Rollback(**r) for r in load_json_if_any(path) or ()))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -148,28 +136,19 @@ class Rollbacks:
         """
         seen = f"{reason}, at step {diverged_at}"
         if config.on_divergence == "stop":
-            wanted = "loss and gradient norm must stay finite"
-            if config.divergence_loss_increase:
-                wanted += (
-                    ", and the loss at most divergence_loss_increase="
-                    f"{config.divergence_loss_increase:g} above its lowest "
-                    "value"
-                )
             raise UserError(
-                wanted,
+                "loss and gradient norm must stay finite, and the loss at most "
+                f"divergence_loss_increase={config.divergence_loss_increase:g} "
+                "(0: any) above its lowest value",
                 received=seen,
                 remedy="Lower --learning_rate and start a new run, or continue "
                 "from the last checkpoint with --on_divergence=rollback.",
             )
         if len(self) >= config.max_rollbacks:
-            earlier = "; ".join(
-                f"{r.diverged_at} back to {r.resumed_from} ({r.reason})"
-                for r in self._items
-            )
             raise UserError(
                 f"a run must diverge at most max_rollbacks="
                 f"{config.max_rollbacks} times",
-                received=f"{seen}, after rollbacks from {earlier}",
+                received=seen,
                 remedy="Lower --learning_rate and start a new run, or raise "
                 "--max_rollbacks.",
             )

@@ -79,31 +79,21 @@ def test_discarded_steps_are_known(tmp_path):
     assert not rollbacks.have_discarded(10**6, 2)
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    path = tmp_path / "rollbacks.json"
-    path.write_text('[{"diverged_at": 5}]')
-    with pytest.raises(UserError, match=r"rollbacks\.json must hold"):
-        Rollbacks.read(str(tmp_path))
-
-
 def test_the_policy_stop_reports_the_divergence(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     with pytest.raises(
         UserError,
-        match=r"divergence_loss_increase=2 above .*loss nan, at step 7"
+        match=r"divergence_loss_increase=2 \(0: any\) .*loss nan, at step 7"
         r".*learning_rate",
     ):
         rollbacks.check_allowed(7, "loss nan", TrainingConfig())
-    only_finite = TrainingConfig(divergence_loss_increase=0)
-    with pytest.raises(UserError, match=r"must stay finite\. Received"):
-        rollbacks.check_allowed(7, "loss nan", only_finite)
 
 
 def test_a_run_rolls_back_at_most_max_rollbacks_times(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     for diverged_at in (10, 20, 30):
         roll_back(rollbacks, diverged_at, 5)
-    with pytest.raises(UserError, match=r"max_rollbacks=3.*10 back to 5"):
+    with pytest.raises(UserError, match=r"max_rollbacks=3 times\. .*nan, at"):
         roll_back(rollbacks, 40, 5)
 
 
