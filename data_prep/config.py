@@ -311,21 +311,13 @@ class InspectConfig(Config):
         "Records: comma-separated directories, files or globs, local or "
         "gs://, e.g. build/records or build/records/train/*.tfrecord.",
     )
-    spm_model_file: str = setting(
-        "",
-        "SentencePiece model, for records whose directory has none, e.g. "
-        "build/spm.model.",
-    )
     num_examples: int = setting(
         2, "Examples to print of the first shard of a directory.", at_least=0
     )
-    max_faults: int = setting(
-        20,
-        "Number of faults to print; further faults are only counted.",
-        at_least=1,
-    )
     output_file: str = setting(
-        "", "PNG file to write histograms to, e.g. build/records.png."
+        "",
+        "PNG file to write histograms of the lengths to, e.g. "
+        "build/records.png.",
     )
     num_workers: int = setting(
         0,

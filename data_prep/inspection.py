@@ -1,8 +1,8 @@
 """Reads, checks and counts the records of a shard, without TensorFlow.
 
 A row has 1 to K examples. A record of one example is a row with K = 1, which
-lacks the features of packed records. Rules that only `build_tfrecords` follows
-are not checked in records of google-research/albert, which have no metadata.
+lacks the features of packed records. Records of google-research/albert have no
+metadata: `learn_metadata` stands for it, and their rules are less strict.
 
 Reference:
     https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto
@@ -19,7 +19,8 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from albert_tf.io.files import READ_ATTEMPTS, is_remote, open_existing
+from albert_tf.errors import UserError
+from albert_tf.io.files import open_existing
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records.features import (
     CLS_ID,
@@ -37,10 +38,44 @@ from albert_tf.records.word_boundaries import WordBoundaries
 # Tokens of a batch; an array of this size fits the caches of the processor.
 _TOKENS_PER_BATCH = 1 << 17
 
+# Faults of a shard, and of a directory, that are described.
+MAX_FAULTS = 20
+
+# Limit of token ids if the vocabulary is unknown; a larger id is damage.
+_LARGEST_VOCABULARY = 1 << 18
 
 # The rules for a record: the metadata of its set, with 0 and "" for what is
 # unknown; and where words begin, or None if this is not checked.
 Rules: TypeAlias = tuple[RecordsMetadata, WordBoundaries | None]
+
+
+def learn_metadata(shard: str, vocab_size: int) -> RecordsMetadata:
+    """What the first record shows; unknown values are 0 or empty.
+
+    Args:
+        vocab_size: 0 if it is unknown.
+    """
+    with open_existing(shard, "rb") as file:
+        record = next(read_records(file), None)
+    lists = read_lists(record.content) if record else {}
+    if record is None or "input_ids" not in lists:
+        raise UserError(
+            "input_file must hold TFRecords of tf.train.Example with input_ids",
+            received=f"{shard}: "
+            + (record.fault if record and record.fault else "none in record 0"),
+        )
+    _, positions = lists.get("masked_lm_positions", ("", ()))
+    names = [field.name for field in dataclasses.fields(RecordsMetadata)]
+    known: dict[str, Any] = {
+        "max_seq_length": len(lists["input_ids"][1]),
+        "max_predictions_per_seq": len(positions),
+        "masking": "static" if positions else "dynamic",
+        "packing": "none",
+        "max_examples_per_row": 1,
+        "sentence_objective": "",
+        "vocab_size": vocab_size or _LARGEST_VOCABULARY,
+    }
+    return RecordsMetadata(**dict.fromkeys(names, 0) | known)
 
 
 # --- a shard -----------------------------------------------------------------
@@ -68,23 +103,9 @@ def add(statistics: dict[str, Any], more: Mapping[str, Any]) -> None:
         statistics[name] = statistics.get(name, 0) + values
 
 
-def inspect_shard(_state: Any, task: tuple[str, Rules, int]) -> ShardReport:
-    """Reads and checks a shard; the tasks share no state.
-
-    On gs://, a shard with faults is read again, since a network may return
-    wrong bytes once.
-
-    Args:
-        task: The path, its rules, and the number of faults to describe.
-    """
-    report = _inspect_once(*task)
-    for _ in range(1, READ_ATTEMPTS if is_remote(task[0]) else 1):
-        if report.num_faults:
-            report = _inspect_once(*task)
-    return report
-
-
-def _inspect_once(path: str, rules: Rules, max_faults: int) -> ShardReport:
+def inspect_shard(_state: Any, task: tuple[str, Rules]) -> ShardReport:
+    """Reads and checks a shard, given by its path and its rules."""
+    path, rules = task
     report = ShardReport()
     metadata, _ = rules
     batch_size = max(16, _TOKENS_PER_BATCH // metadata.max_seq_length)
@@ -105,9 +126,9 @@ def _inspect_once(path: str, rules: Rules, max_faults: int) -> ShardReport:
                 for r in batch
                 if r.number in faults
             ]
-            del report.faults[max_faults:]
+            del report.faults[MAX_FAULTS:]
             report.num_faults += len(faults)
-            add(report.statistics, _count_rows(rows, rules))
+            add(report.statistics, _count_rows(rows, metadata))
         while file.read(1 << 20):  # beyond a damaged length
             pass
     report.sha256 = file.digest.hexdigest()
@@ -127,33 +148,27 @@ class _DigestedFile:
         return block
 
 
-def _count_rows(rows: "CheckedRows", rules: Rules) -> dict[str, Any]:
-    """Counts examples, those with label 1, and boundaries by another rule.
-
-    The others are int64 arrays:
+def _count_rows(
+    rows: "CheckedRows", metadata: RecordsMetadata
+) -> dict[str, Any]:
+    """Counts examples and tokens. The others are int64 arrays.
 
     - replacements, `(3,)`: masked tokens that show `[MASK]`, the original
       token, another token;
-    - row_lengths, `(max_seq_length + 1,)`: rows by number of tokens;
-    - tokens, `(vocab_size,)`: occurrences of each id before masking.
+    - row_lengths, `(max_seq_length + 1,)`: rows by number of tokens.
     """
-    metadata, words = rules
-    boundaries = rows.features["token_boundary"]
-    expected = boundaries if words is None else words.find(rows.restored)
-    is_token = rows.features["input_mask"] > 0
+    numbers = rows.features["input_mask"]
+    lengths = np.count_nonzero(numbers, axis=1)
     shown = rows.features["input_ids"][rows.is_masked]
     is_mask = shown == MASK_ID
     is_kept = shown == rows.restored[rows.is_masked]
     kinds = is_mask, is_kept, ~is_mask & ~is_kept
     size = metadata.max_seq_length + 1
-    tokens = rows.restored[is_token]
     return {
-        "num_examples": int(rows.features["input_mask"].max(axis=1).sum()),
-        "num_other_boundaries": int((boundaries != expected).sum()),
-        "num_label": int(rows.features[SENTENCE_LABEL].sum()),
+        "num_examples": int(numbers.max(axis=1).sum()),
+        "num_pieces": int(lengths.sum()),
         "replacements": np.array([kind.sum() for kind in kinds]),
-        "row_lengths": np.bincount(is_token.sum(axis=1), minlength=size),
-        "tokens": np.bincount(tokens, minlength=metadata.vocab_size),
+        "row_lengths": np.bincount(lengths, minlength=size),
     }
 
 
