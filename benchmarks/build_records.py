@@ -183,7 +183,7 @@ def _workers(runner: str, number: int) -> Iterator[list[str]]:
         n_workers=number, threads_per_worker=1, dashboard_address=None
     ) as cluster:
         address = cluster.scheduler_address
-        yield ["--runner=dask", f"--dask_scheduler={address}"]
+        yield [f"--dask_scheduler={address}"]
 
 
 def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:

@@ -19,11 +19,8 @@ but those of packing, and of the versions of libraries.
 
 # TensorFlow is not imported here: each worker process imports this module.
 
-import contextlib
 import dataclasses
-import functools
 import glob
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -44,7 +41,6 @@ from albert_tf.records.features import (
     SCHEMA_VERSION,
     TOKENIZER_FILE,
     UNFINISHED_FILE,
-    read_metadata,
     sha256_of,
 )
 from albert_tf.records.tokenization import Tokenizer
@@ -79,7 +75,6 @@ from data_prep.shuffle import (
     rekey_duplicates,
 )
 from data_prep.text import (
-    BLOCK_BYTES,
     Source,
     check_inputs,
     describe_breaking,
@@ -102,9 +97,6 @@ _TARGET_NUM_UNITS = 256
 # three copies of their tokens, at two bytes per token.
 _LARGEST_COPIES = 64 << 20
 
-# Number of characters after which the vocabulary is judged.
-_FIRST_CHARACTERS = 4 << 20
-
 # Kinds of spill files, each in a directory of its name.
 _UNITS, _DUPLICATES = "units", "duplicates"
 
@@ -123,13 +115,6 @@ def build_records(config: RecordsConfig) -> None:
             be used.
     """
     config.require("output_dir", "spm_model_file")
-    if config.runner == "dask":  # the workers may have other directories
-        paths: dict[str, Any] = {
-            name: os.path.abspath(path)
-            for name in ("output_dir", "scratch_dir")
-            if (path := getattr(config, name)) and not files.is_remote(path)
-        }
-        config = dataclasses.replace(config, **paths)
     warning = config.describe_missing_predictions()
     if warning:
         logging.warning("%s", warning)
@@ -143,11 +128,10 @@ def build_records(config: RecordsConfig) -> None:
     written += [*notes, unfinished_path, *_find_records(output_dir)]
     found = find_inputs(config, written)
     # Finished records may be on a medium that is not writable.
-    is_finished = files.exists(
-        posixpath.join(output_dir, TRAIN, METADATA_FILE)
-    ) and not files.exists(unfinished_path)
-    if not is_finished:
-        _check_writable(config)
+    metadata_path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
+    if not files.exists(metadata_path) or files.exists(unfinished_path):
+        for path in filter(None, (output_dir, config.scratch_dir)):
+            check_writable(posixpath.join(path, "writable"))
     sources = check_inputs(found, config)
     digests = list(sources.values())
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
@@ -174,17 +158,13 @@ def build_records(config: RecordsConfig) -> None:
     unfinished = dataclasses.replace(
         records, identity={**records.identity, "versions": versions}
     )
-    missing = find_missing_shards(
-        output_dir, records, unfinished, list_shards(config)
-    )
-    if missing == []:
+    if is_finished(config, records, unfinished):
         # The last build may have been interrupted before these removals.
         _remove_notes(output_dir)
         remove_scratch(scratch, config)
         logging.info("%s is up to date", output_dir)
         return
 
-    _check_writable(config)
     files.make_directories(output_dir)
     with lock(output_dir):
         os.makedirs(scratch, exist_ok=True)
@@ -201,23 +181,11 @@ def build_records(config: RecordsConfig) -> None:
                 _make_state(config, vocabulary, scratch),
                 sources,
                 unfinished,
-                _read_checksums(missing or ()),
             )
-            if not missing:
-                _write_metadata(built, config, tokenizer, inputs_sha256, model)
-                files.remove(unfinished_path)
+            _write_metadata(built, config, tokenizer, inputs_sha256, model)
+            files.remove(unfinished_path)
             _remove_notes(output_dir)
         remove_scratch(scratch, config)
-    if missing:
-        logging.info(
-            "built these missing shards again, with the same bytes: %s",
-            ", ".join(shard.path for shard in missing),
-        )
-
-
-def _check_writable(config: RecordsConfig) -> None:
-    for path in filter(None, (config.output_dir, config.scratch_dir)):
-        check_writable(posixpath.join(path, "writable"))
 
 
 def _digest_inputs(
@@ -282,14 +250,8 @@ def _build_shards(
     state: _State,
     sources: Mapping[Source, str],
     unfinished: Artifact,
-    checksums: Mapping[Shard, str],
 ) -> BuiltRecords:
-    """Builds all shards, or those that finished records lack.
-
-    Args:
-        checksums: SHA-256 of the shards that finished records lack; empty for
-            a build of all shards.
-    """
+    """Builds all shards."""
     config = state.config
     with Processes(
         config.num_workers,
@@ -300,6 +262,7 @@ def _build_shards(
         _make_units(state, sources, processes)
         built = _sum_units(state)
         _check_not_empty(config, built, sources)
+        _judge_text(built, state.tokenizer)
         with show_progress(
             "comparing documents", len(state.shards), "shard"
         ) as bar:
@@ -307,20 +270,12 @@ def _build_shards(
             for shard, number in zip(state.shards, numbers, strict=True):
                 built.duplicates[shard.split] += number
                 bar.update(1)
-        if not checksums:
-            begin_build(config.output_dir, unfinished)
-            remove_other_scratch(state.scratch, config)
-        shards = [s for s in state.shards if not checksums or s in checksums]
-
-        tasks = (
-            (state.shards.index(shard), checksums.get(shard, ""))
-            for shard in shards
-        )
+        begin_build(config.output_dir, unfinished)
         # With --deduplicate, the total includes the dropped examples.
         num_examples = built.num_examples.total()
         with show_progress("writing shards", num_examples, "example") as bar:
-            results = processes.map(_write_shard, tasks)
-            for shard, result in zip(shards, results, strict=True):
+            results = processes.map(_write_shard, range(len(state.shards)))
+            for shard, result in zip(state.shards, results, strict=True):
                 built.shards[shard] = result
                 bar.update(result.counts.get("examples", 0))
     return built
@@ -359,40 +314,12 @@ def _make_units(
                     yield path, digest, unit
                 num_units += 1
 
-        num_first = -(-_FIRST_CHARACTERS // unit_size)
-        for number, made in enumerate(processes.map(make_unit, tasks()), 1):
+        for made in processes.map(make_unit, tasks()):
             num_examples += made
             bar.set_postfix(examples=num_examples, refresh=False)
-            if number == num_first:
-                _judge_vocabulary(state)
-    if num_units < num_first:
-        _judge_vocabulary(state)
     files.write_text(
         finished_path, json.dumps({"units": num_units, "skipped": skipped})
     )
-
-
-def _judge_vocabulary(state: _State) -> None:
-    """Logs how the vocabulary suits the text of the units made so far."""
-    paths = state.spill_files(_UNITS)
-    counts = sum(
-        (np.load(path + ".token_counts.npy") for path in paths),
-        np.zeros(state.tokenizer.vocab_size, np.int64),
-    )
-    use = measure_use(counts, state.tokenizer)
-    logging.info(
-        "the first %d tokens of the text: %s",
-        counts.sum(),
-        ", ".join(f"{value:.2%} {name}" for name, value in use.items()),
-    )
-    if faults := judge_use(counts, state.tokenizer):
-        logging.warning(
-            "the vocabulary does not suit the text: %s. Check "
-            "--do_lower_case=%s, or train a vocabulary on this text with "
-            "`python -m data_prep.train_tokenizer`.",
-            faults,
-            str(state.tokenizer.do_lower_case).lower(),
-        )
 
 
 def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
@@ -467,6 +394,28 @@ def _check_not_empty(
         )
 
 
+def _judge_text(built: BuiltRecords, tokenizer: Tokenizer) -> None:
+    """Logs the form of the text, and how the vocabulary suits it."""
+    form = built.text_form
+    use = measure_use(built.piece_counts, tokenizer)
+    logging.info(
+        "%.1f sentences per document, %.1f tokens per sentence; %s",
+        form["sentences"] / form["documents"],
+        form["tokens"] / form["sentences"],
+        ", ".join(f"{value:.2%} {name}" for name, value in use.items()),
+    )
+    if warning := judge_form(form):
+        logging.warning("%s", warning)
+    if faults := judge_use(built.piece_counts, tokenizer):
+        logging.warning(
+            "the vocabulary does not suit the text: %s. Check "
+            "--do_lower_case=%s, or train a vocabulary on this text with "
+            "`python -m data_prep.train_tokenizer`.",
+            faults,
+            str(tokenizer.do_lower_case).lower(),
+        )
+
+
 # --- 2. duplicates ------------------------------------------------------------
 
 
@@ -514,9 +463,8 @@ def _move_duplicates(state: _State, shard: int) -> int:
 # --- 3. shards ----------------------------------------------------------------
 
 
-def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
+def _write_shard(state: _State, number: int) -> ShardResult:
     """Writes a shard unless an interrupted build has written it."""
-    number, sha256 = task
     shard = state.shards[number]
     finished = find_finished(shard, state.config.output_dir)
     if finished is not None:
@@ -528,7 +476,7 @@ def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
         part.take(np.flatnonzero(count_earlier_equals(part.headers) == 0))
         for part in state.spilled.read_shard(paths, number)
     )
-    return write_shard(shard, unique, state.tokenizer, state.config, sha256)
+    return write_shard(shard, unique, state.tokenizer, state.config)
 
 
 def _write_metadata(
@@ -560,15 +508,6 @@ def _write_metadata(
             _join_counts(metadata.skipped) or "nothing",
         )
 
-    form = built.text_form
-    logging.info(
-        "%.1f sentences per document, %.1f tokens per sentence",
-        form["sentences"] / form["documents"],
-        form["tokens"] / form["sentences"],
-    )
-    if warning := judge_form(form):
-        logging.warning("%s", warning)
-
 
 def _join_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items())
@@ -577,27 +516,21 @@ def _join_counts(counts: Mapping[str, int]) -> str:
 # --- the output directory -----------------------------------------------------
 
 
-def find_missing_shards(
-    output_dir: str,
-    records: Artifact,
-    unfinished: Artifact,
-    shards: Sequence[Shard],
-) -> list[Shard] | None:
-    """Returns the shards that the directory lacks of finished records.
-
-    The content of files is checked only with `overwrite`, since this takes as
-    long as reading them.
+def is_finished(
+    config: RecordsConfig, records: Artifact, unfinished: Artifact
+) -> bool:
+    """Whether the directory has all files of the records.
 
     Args:
         records: The records to build.
         unfinished: The same, with the versions of libraries.
-        shards: All shards of the build.
 
-    Returns:
-        None if the directory does not have finished records of this build, or
-        if `overwrite` replaces them.
+    Raises:
+        UserError: If it has other records, or lacks files, and `overwrite` is
+            not set.
     """
-    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    found = next(iter(_find_records(config.output_dir)), "")
+    path = posixpath.join(config.output_dir, UNFINISHED_FILE)
     stored = _read_description(path)
     if stored and stored.get("inputs_sha256"):
         unfinished.compare(
@@ -606,8 +539,7 @@ def find_missing_shards(
             otherwise="the text, or the version of build_tfrecords",
             advice="Continue that build with its settings and text. ",
         )
-        return None
-    found = next(iter(_find_records(output_dir)), "")
+        return False
     if stored:
         unfinished.compare(
             stored,
@@ -615,33 +547,24 @@ def find_missing_shards(
             otherwise=f"{path} names no build, since an interrupted build was "
             "about to replace the records",
         )
-        return None
-    path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
+        return False
+    path = posixpath.join(config.output_dir, TRAIN, METADATA_FILE)
     if not records.compare(
         _read_description(path),
         found,
         otherwise=f"the text, a setting that {path} does not store, or the "
         "version of build_tfrecords",
     ):
-        return None
-    missing = _find_missing(shards)
-    if records.overwrite:
-        faults = missing or _find_damaged(shards)
-        if faults:
-            logging.warning(
-                "building the records again, since these files are missing or "
-                "damaged: %s",
-                name_faults(faults),
-            )
-        return None if faults else []
-    missing_shards = [shard for shard in shards if shard.path in missing]
-    if others := missing[len(missing_shards) :]:
+        return False
+    missing = _find_missing(list_shards(config))
+    if missing and not config.overwrite:
         raise UserError(
             "output_dir must hold all files of its records",
-            received=f"no {name_faults(others)}",
-            remedy="Build the records again with --overwrite.",
+            received=f"no {name_faults(missing)}",
+            remedy="Build the records again, with the same bytes, with "
+            "--overwrite.",
         )
-    return missing_shards
+    return not missing
 
 
 def begin_build(output_dir: str, unfinished: Artifact) -> None:
@@ -657,15 +580,6 @@ def begin_build(output_dir: str, unfinished: Artifact) -> None:
     _remove_notes(output_dir)
     content = {**unfinished.identity, "settings": unfinished.settings}
     files.write_text(path, json.dumps(content))
-
-
-def _read_checksums(shards: Sequence[Shard]) -> dict[Shard, str]:
-    """Returns the SHA-256 of shards by the metadata of finished records."""
-    read = functools.cache(read_metadata)
-    return {
-        shard: read(posixpath.dirname(shard.path)).checksums[shard.name]
-        for shard in shards
-    }
 
 
 def _remove_notes(output_dir: str) -> None:
@@ -684,7 +598,7 @@ def _read_description(path: str) -> dict[str, Any] | None:
 
 
 def _find_missing(shards: Sequence[Shard]) -> list[str]:
-    """Returns the files of complete records that do not exist, shards first."""
+    """Returns the files of complete records that do not exist."""
     wanted = [shard.path for shard in shards]
     present = set()
     for split_dir in list(dict.fromkeys(map(posixpath.dirname, wanted))):
@@ -694,36 +608,6 @@ def _find_missing(shards: Sequence[Shard]) -> list[str]:
         for path in files.list_files(split_dir, "*"):
             present.add(posixpath.join(split_dir, posixpath.basename(path)))
     return [path for path in wanted if path not in present]
-
-
-def _find_damaged(shards: Sequence[Shard]) -> list[str]:
-    """Returns the files that do not have the checksums of the metadata."""
-    damaged = []
-    for split_dir in dict.fromkeys(posixpath.dirname(s.path) for s in shards):
-        try:
-            metadata = read_metadata(split_dir)
-        except UserError:
-            damaged.append(posixpath.join(split_dir, METADATA_FILE))
-            continue
-        for name, sha256 in {
-            TOKENIZER_FILE: metadata.vocabulary_sha256,
-            **metadata.checksums,
-        }.items():
-            path = posixpath.join(split_dir, name)
-            if _digest_file(path) != sha256:
-                damaged.append(path)
-    return damaged
-
-
-def _digest_file(path: str) -> str:
-    def read() -> str:
-        digest = hashlib.sha256()
-        with files.open_existing(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-        return digest.hexdigest()
-
-    return files.read_again_if_damaged(read, path)
 
 
 def _find_records(output_dir: str) -> list[str]:
@@ -758,33 +642,16 @@ def find_scratch_parent(config: RecordsConfig) -> str:
 
 
 def remove_scratch(scratch: str, config: RecordsConfig) -> None:
-    """Removes the scratch directory of a build, if it exists."""
-    _remove(scratch)
-    if not config.scratch_dir:
-        # Fails if other builds have scratch directories there.
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(scratch))
+    """Removes the scratch directory of a build, if it exists.
 
-
-def remove_other_scratch(scratch: str, config: RecordsConfig) -> None:
-    """Removes the scratch directories of builds that `output_dir` had before.
-
+    In `output_dir`, also those of builds that the directory had before.
     Directories in `scratch_dir` may belong to other output directories.
     """
-    parent, key = os.path.split(scratch)
-    if parent != os.path.join(config.output_dir, SCRATCH_DIR):
-        return
-    for other in os.listdir(parent):
-        path = os.path.join(parent, other)
-        # The system may write files, e.g. .DS_Store.
-        if other != key and os.path.isdir(path):
-            logging.info("removing %s, of another build", path)
-            _remove(path)
-
-
-def _remove(scratch: str) -> None:
-    removed = scratch.removesuffix(_REMOVED_SUFFIX) + _REMOVED_SUFFIX
-    if scratch != removed and os.path.exists(scratch):
+    of_output = os.path.join(config.output_dir, SCRATCH_DIR)
+    if os.path.dirname(scratch) == of_output:
+        scratch = of_output
+    removed = scratch + _REMOVED_SUFFIX
+    if os.path.exists(scratch):
         files.remove_directory(removed)
         os.rename(scratch, removed)
     files.remove_directory(removed)

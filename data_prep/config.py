@@ -231,37 +231,30 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     seed: int = setting(12345, "Seed of pairs and masks.", at_least=0)
     num_workers: int = setting(
         0,
-        "Number of processes with --runner=local; 0 is one for each core that "
-        "the command may use. Does not affect the records.",
+        "Number of processes without --dask_scheduler; 0 is one for each core "
+        "that the command may use. Does not affect the records.",
         at_least=0,
-        affects="nothing",
-    )
-    runner: str = setting(
-        "local",
-        "What builds the records: local, processes of this machine; or dask, "
-        "the workers of --dask_scheduler. Does not affect the records.",
-        choices=("local", "dask"),
         affects="nothing",
     )
     dask_scheduler: str = setting(
         "",
-        "Address of the Dask scheduler for --runner=dask, e.g. "
+        "Address of a Dask scheduler whose workers build the records, e.g. "
         "tcp://10.0.0.2:8786. All workers must see --output_dir and "
-        "--scratch_dir under the same paths.",
+        "--scratch_dir under the same paths. Does not affect the records.",
         affects="nothing",
     )
     scratch_dir: str = setting(
         "",
         "Directory for intermediate files, about a third of the size of the "
-        "records: local or, with --runner=dask, one that all workers share. An "
-        "interrupted build continues from them. Default: in output_dir, or, if "
-        "that is gs://, in the system's directory for temporary files.",
+        "records: local or, with --dask_scheduler, one that all workers share. "
+        "An interrupted build continues from them. Default: in output_dir, or, "
+        "if that is gs://, in the system's directory for temporary files.",
         affects="nothing",
     )
     overwrite: bool = setting(
         False,
         "Replace records of other settings or text, also those of an "
-        "unfinished build, and records whose files are missing or damaged.",
+        "unfinished build, and records of which a file is missing.",
         affects="nothing",
     )
 
@@ -270,24 +263,20 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         super().check()
         if "://" in self.scratch_dir:
             raise UserError(
-                "scratch_dir must be a local directory or, with --runner=dask, "
-                "one that all workers share",
+                "scratch_dir must be a local directory or, with "
+                "--dask_scheduler, one that all workers share",
                 received=self.scratch_dir,
                 remedy="Name one, e.g. --scratch_dir=/tmp/scratch.",
             )
-        is_dask = self.runner == "dask"
-        if is_dask != bool(self.dask_scheduler):
+        scratch = self.scratch_dir or self.output_dir
+        if self.dask_scheduler and not (
+            scratch.startswith("/") and self.output_dir.startswith(("/", "gs:"))
+        ):
             raise UserError(
-                "--runner=dask and --dask_scheduler must be set together",
-                received=f"{self.runner} and {self.dask_scheduler!r}",
-                remedy="Set both, or neither. A scheduler is, for example, "
-                "tcp://10.0.0.2:8786.",
-            )
-        if is_dask and not self.scratch_dir and "://" in self.output_dir:
-            raise UserError(
-                "--runner=dask needs --scratch_dir if output_dir is remote",
-                received=self.output_dir,
-                remedy="Name a directory that all workers share.",
+                "--dask_scheduler needs absolute paths that all workers share",
+                received=f"--output_dir={self.output_dir} and "
+                f"--scratch_dir={self.scratch_dir}",
+                remedy="With records on gs://, set --scratch_dir, too.",
             )
 
     def result_settings(self) -> dict[str, Any]:

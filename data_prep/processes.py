@@ -23,10 +23,6 @@ Task = TypeVar("Task")
 
 _DASK_TIMEOUT_S = 30
 
-# Retries of a task that fails in a Dask worker. The scheduler's setting
-# allowed-failures limits how often a task may lose its worker.
-_DASK_RETRIES = 3
-
 # The state of this process, and its maker.
 _worker: dict[str, Any] = {}
 
@@ -59,8 +55,7 @@ class Processes:
     """Runs functions in this process, in worker processes, or in Dask.
 
     A task that loses its Dask worker is run again by another one, so a task
-    must write its files completely or not at all. All Dask workers must see the
-    files of the tasks under the same paths, and have this package installed.
+    must write its files completely or not at all.
 
     Args:
         num_workers: Number of processes, see `count_workers`; 1 runs all tasks
@@ -90,9 +85,7 @@ class Processes:
         self._client = None
         if dask_scheduler:
             self._client = _connect(dask_scheduler)
-            self._pool = self._client.get_executor(
-                pure=False, retries=_DASK_RETRIES
-            )
+            self._pool = self._client.get_executor(pure=False)
         elif self.num_workers > 1:
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self.num_workers,
@@ -119,7 +112,6 @@ class Processes:
 
         Raises:
             UserError: If a worker process was killed or has aborted.
-            RetryError: If a task loses its Dask worker too often.
         """
         run = functools.partial(_run_task, self._state_maker, function)
         if self._pool is None:
@@ -150,16 +142,6 @@ class Processes:
                 received=f"{describe_end(end)}, {cause}",
                 remedy="Run the command again; build_tfrecords continues from "
                 "its finished work. A smaller --num_workers needs less memory.",
-            ) from None
-        except Exception as error:
-            # Of distributed, which may not be installed.
-            if type(error).__name__ != "KilledWorker":
-                raise
-            raise RetryError(
-                "the workers of Dask must survive their tasks",
-                received=str(error),
-                remedy="Their logs say why; without a message, memory probably "
-                "ran out. The same command goes on from its finished work.",
             ) from None
 
     def _max_pending(self) -> int:

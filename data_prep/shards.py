@@ -21,13 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
-    METADATA_FILE,
     SENTENCE_LABEL,
     SEP_ID,
     UNK_ID,
@@ -64,14 +62,18 @@ _FEATURE_OF_ENTRY = b"\x12"
 _FLOAT_LIST = b"\x12"
 _INT64_LIST = b"\x1a"
 
-# Largest usual values of `RecordsMetadata.vocabulary_use`. "unused" is judged
-# if the text has this many tokens for each piece.
-MAX_USE = {"unknown": 0.01, "bytes": 0.05, "unused": 0.15}
+# Largest usual fractions of tokens and pieces; see `judge_use`.
+_USUAL = {
+    "unknown": (0.01, "tokens are <unk>"),
+    "bytes": (0.05, "tokens are bytes of characters without a piece"),
+    "unused": (0.15, "pieces are never used"),
+    "capitals": (0.01, "pieces have capitals, which lower-cased text has not"),
+}
+# "unused" is judged if the text has this many tokens for each piece.
 _TOKENS_PER_PIECE = 100
 # Largest usual fractions of documents of one sentence, and of examples whose
 # segments are parts of one sentence; largest usual tokens of a sentence.
-MAX_SINGLE, MAX_SPLITS, MAX_LENGTH = 0.5, 0.15, 100
-_MAX_CAPITALS = 0.01
+_MAX_SINGLE, _MAX_SPLITS, _MAX_LENGTH = 0.5, 0.15, 100
 
 # Largest number of bits of the numbers for which varints are tabulated.
 _TABLE_BITS = 18
@@ -171,12 +173,8 @@ def write_shard(
     parts: Iterable[UnmaskedExamples],
     tokenizer: Tokenizer,
     config: RecordsConfig,
-    sha256: str,
 ) -> ShardResult:
-    """Writes a shard atomically, and a note for `find_finished`.
-
-    The file must have a known `sha256`, if it is not "".
-    """
+    """Writes a shard atomically, and a note for `find_finished`."""
     counts: Counter[str] = Counter()
     settings = settings_of_split(shard.split, config)
     records = make_records(parts, tokenizer, settings, counts)
@@ -185,15 +183,6 @@ def write_shard(
             for record in records:
                 writer.write(record)
         result = ShardResult(writer.sha256(), dict(counts))
-        if sha256 not in ("", result.sha256):
-            raise UserError(
-                f"{shard.path} must have the SHA-256 of {METADATA_FILE}, "
-                f"{sha256:.12}...",
-                received=f"{result.sha256:.12}..., as these versions of "
-                "libraries build it",
-                remedy="Build it with the versions that built the others, or "
-                "build all records again with --overwrite.",
-            )
         # Before the shard is renamed, so that every shard has a note.
         files.write_text(
             _note_path(shard, config.output_dir), json.dumps(result._asdict())
@@ -517,27 +506,23 @@ def describe_split(
 def judge_form(form: Mapping[str, int]) -> str:
     """Says what to do about text whose form defeats the objective, or ""."""
     single = form[SINGLE] / form[DOCUMENTS]
-    splits, length = (
-        form[SPLITS] / form[EXAMPLES],
-        form[TOKENS] / form[SENTENCES],
+    splits = form[SPLITS] / form[EXAMPLES]
+    length = form[TOKENS] / form[SENTENCES]
+    if (
+        single <= _MAX_SINGLE
+        and splits <= _MAX_SPLITS
+        and length <= _MAX_LENGTH
+    ):
+        return ""
+    return (
+        f"{single:.0%} of the documents have one sentence (usual: up to "
+        f"{_MAX_SINGLE:.0%}), {splits:.0%} of the examples are split within a "
+        f"sentence (up to {_MAX_SPLITS:.0%}), and a sentence has {length:.0f} "
+        f"tokens (up to {_MAX_LENGTH}). If a line is a paragraph, set "
+        "--sentence_breaker=sentencex and --language; if a blank line follows "
+        "each line, remove it; else set a larger --max_seq_length, or "
+        "--sentence_objective=none."
     )
-    if single > MAX_SINGLE:
-        return (
-            f"{single:.0%} of the documents have one sentence (usual: up to "
-            f"{MAX_SINGLE:.0%}), so their examples are cut in mid-sentence. If "
-            "a line is a paragraph, set --sentence_breaker=sentencex; if a "
-            "blank line follows each line, remove it; if the documents are so "
-            "short, set --sentence_objective=none."
-        )
-    if splits > MAX_SPLITS or length > MAX_LENGTH:
-        return (
-            f"{splits:.0%} of the examples are split within a sentence (usual: "
-            f"up to {MAX_SPLITS:.0%}), and a sentence has {length:.0f} tokens "
-            f"(usual: up to {MAX_LENGTH}). If a line is a paragraph, set "
-            "--sentence_breaker=sentencex and --language; else set a larger "
-            "--max_seq_length, or --sentence_objective=none."
-        )
-    return ""
 
 
 def unigram_entropy(piece_counts: np.ndarray) -> float:
@@ -568,27 +553,17 @@ def judge_use(piece_counts: np.ndarray, tokenizer: Tokenizer) -> str:
         piece_counts: int64, `(vocab_size,)`, occurrences in the text.
     """
     use = measure_use(piece_counts, tokenizer)
-    limits = MAX_USE
     if piece_counts.sum() < _TOKENS_PER_PIECE * tokenizer.vocab_size:
-        limits = limits | {"unused": 1.0}
-    faults = [
-        f"{use[name]:.1%} of the {what} (usual: up to {limits[name]:.0%})"
-        for name, what in (
-            ("unknown", "tokens are <unk>"),
-            ("bytes", "tokens are bytes of characters without a piece"),
-            ("unused", "pieces are never used"),
-        )
-        if use[name] > limits[name]
-    ]
+        use["unused"] = 0.0
     ordinary = np.flatnonzero(~tokenizer.words.is_byte)[FIRST_ORDINARY_ID:]
     pieces = [tokenizer.id_to_piece(i) for i in ordinary.tolist()]
     capitals = sum(piece != piece.lower() for piece in pieces) / len(pieces)
-    if tokenizer.do_lower_case and capitals > _MAX_CAPITALS:
-        faults.append(
-            f"{capitals:.1%} of the pieces have capital letters, which "
-            "lower-cased text never has"
-        )
-    return "; ".join(faults)
+    use["capitals"] = capitals * tokenizer.do_lower_case
+    return "; ".join(
+        f"{use[name]:.1%} of the {what} (usual: up to {limit:.0%})"
+        for name, (limit, what) in _USUAL.items()
+        if use[name] > limit
+    )
 
 
 def _note_path(shard: Shard, output_dir: str) -> str:

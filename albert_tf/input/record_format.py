@@ -60,8 +60,7 @@ TRAINING_ERRORS = (
 
 REMEDY = (
     "Copy the shard again, or delete it and run the same build_tfrecords "
-    "command again, which builds only missing shards. Training continues from "
-    "its last checkpoint."
+    "command with --overwrite. Training continues from its last checkpoint."
 )
 
 # One stream from gs:// does not use the bandwidth of a host.

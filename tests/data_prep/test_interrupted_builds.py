@@ -3,7 +3,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import unicodedata
@@ -89,47 +88,19 @@ def interrupt(*arguments):
     raise KeyboardInterrupt(arguments)
 
 
-def test_scratch_files_of_other_builds_are_removed_when_a_build_has_examples(
+def test_a_complete_build_removes_scratch_files_of_earlier_ones(
     documents, tmp_path
 ):
-    """Files of the system, e.g. .DS_Store, stay."""
     path = tmp_path / "text.txt"
     path.write_text("Word.", encoding="utf-8")
-    scratch = tmp_path / "out" / SCRATCH_DIR
-    (scratch / "other" / "units").mkdir(parents=True)
-    (scratch / ".DS_Store").write_text("")
+    other = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
+    other.mkdir(parents=True)
     with pytest.raises(UserError, match="at least two words"):
         build(tmp_path / "out", path, holdout_fraction=0.0)
-    assert (scratch / "other" / "units").exists()
+    assert other.exists()
     path.write_text(documents[0], encoding="utf-8")
     build(tmp_path / "out", path, holdout_fraction=0.0)
-    assert os.listdir(scratch) == [".DS_Store"]
-
-
-def test_users_have_their_own_scratch_directories_for_remote_records(
-    monkeypatch,
-):
-    config = make_config("gs://bucket/records")
-    parents = set()
-    for user in (1000, 1001):
-        monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        parents.add(builder.find_scratch_parent(config))
-    assert len(parents) == 2
-
-
-def test_no_build_continues_from_scratch_files_that_were_being_removed(
-    tmp_path, monkeypatch
-):
-    config = make_config(tmp_path)
-    scratch = tmp_path / SCRATCH_DIR / "key"
-    scratch.mkdir(parents=True)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", interrupt)
-        builder.remove_scratch(str(scratch), config)
-    assert not scratch.exists()
-    scratch.mkdir()
-    builder.remove_other_scratch(str(scratch), config)
-    assert os.listdir(scratch.parent) == ["key"]
+    assert os.listdir(tmp_path / "out") == ["train"]
 
 
 def test_scratch_dir_keeps_files_of_others(built, text_file, tmp_path):
@@ -264,32 +235,3 @@ def test_spill_files_of_the_wrong_size_are_written_again(
     assert [unit_of(*task) for task in tasks] == [0]
     other = build(tmp_path / "other", path)
     assert read_files(tmp_path / "out") == read_files(other)
-
-
-def test_files_are_on_the_disk_before_they_get_their_names(
-    documents, tmp_path, monkeypatch
-):
-    """Otherwise a power failure leaves incomplete files of complete names."""
-    fsync, replace = os.fsync, os.replace
-    on_disk, named = set(), set()
-
-    def record_fsync(descriptor):
-        fsync(descriptor)
-        on_disk.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    def check_replace(source, target):
-        assert source in on_disk, source
-        named.add(pathlib.Path(target).name)
-        replace(source, target)
-
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(documents[:2] * 2), encoding="utf-8")
-    monkeypatch.setattr(os, "fsync", record_fsync)
-    monkeypatch.setattr(os, "replace", check_replace)
-    build(tmp_path / "out", path, num_shards=1, holdout_fraction=0)
-    assert named >= {
-        "0000000.spill",
-        "0000000.spill.json",
-        "train-00000-of-00001.tfrecord",
-        "metadata.json",
-    }

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import tensorflow as tf
 
@@ -24,6 +26,25 @@ def test_a_full_disk_is_recognised_in_tensorflows_error(small_disk):
 
     out_of_memory = tf.errors.ResourceExhaustedError(None, None, "OOM")
     assert not faults.is_full_disk(out_of_memory)
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """Otherwise a power failure leaves incomplete files of complete names."""
+    fsync, replace = os.fsync, os.replace
+    on_disk = set()
+
+    def record_fsync(descriptor):
+        fsync(descriptor)
+        on_disk.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def check_replace(source, target):
+        assert source in on_disk
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", check_replace)
+    files.write_text(str(tmp_path / "a"), "text")
+    assert (tmp_path / "a").exists()
 
 
 def test_a_failed_block_leaves_no_file_of_the_final_name(tmp_path):
