@@ -22,7 +22,7 @@ from albert_tf.config import (  # noqa: E402
     flags,
     settings_by_path,
 )
-from tpu.compile_check import LARGEST_RATIO  # noqa: E402
+from tpu.compile_check import Estimate  # noqa: E402
 
 
 def table(header: str, rows: Iterable[Iterable[object]]) -> str:
@@ -72,27 +72,13 @@ def recipes() -> str:
 def estimates() -> str:
     """The compiled estimates of tpu/compiled.json."""
     found = json.loads((ROOT / "tpu" / "compiled.json").read_text())
-
-    def expected(value: float, form: str) -> str:
-        return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
-
-    return table(
-        "| name | flag files and flags | rows per core | HBM, GiB | step, ms | "
-        "MFU | days | chip-hours |",
-        [
-            [
-                f"`{name}`",
-                f"`{one['flags']}`",
-                f"{one['gradient_accumulation_steps']} x {one['batch_size']}",
-                f"{one['peak_bytes'] / 2**30:.2f}",
-                expected(1e3 * one["step_s"], ".0f"),
-                f"{one['mfu']:.0%}",
-                expected(one["days"], ".2f"),
-                expected(one["chip_hours"], ",.0f"),
-            ]
-            for name, one in sorted(found.items())
-        ],
-    )
+    rows = [
+        {"name": f"`{name}`", "flag files and flags": f"`{one.pop('flags')}`"}
+        | Estimate(**one).columns()
+        for name, one in sorted(found.items())
+    ]
+    header = f"| {' | '.join(rows[0])} |"
+    return table(header, [row.values() for row in rows])
 
 
 def changes() -> str:

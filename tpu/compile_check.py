@@ -74,7 +74,7 @@ class Estimate:
     """A training step on a slice; values are per core unless stated.
 
     All results are None if the program does not compile; those from `cycles`
-    on also with `quick`.
+    on also if it was compiled quickly.
     """
 
     topology: str  # e.g. "v5e:16x16"
@@ -83,23 +83,14 @@ class Estimate:
     chip_memory_bytes: int  # of a core
     batch_size: int  # rows of a micro-batch: examples, unless packed
     gradient_accumulation_steps: int
-    max_seq_length: int
     precision: str
-    remat: bool
     packing: str
-    hidden_dropout: float  # of the first step
-    attention_dropout: float
-    quick: bool
     model_flops: int  # of the model's formula, without recomputation
     versions: Mapping[str, str]  # of the compiler, JAX and TensorFlow
     error: str = ""  # of the compiler
     # See `tpu_compiler.Compiled`.
     peak_bytes: int | None = None
     argument_bytes: int | None = None
-    temporary_bytes: int | None = None
-    code_bytes: int | None = None
-    compile_s: float | None = None
-    compile_cpu_s: float | None = None
     flops: float | None = None  # over all micro-batches
     # See `tpu_compiler.Cost`.
     uncounted_loops: int | None = None
@@ -109,10 +100,30 @@ class Estimate:
     cycles: int | None = None
     step_s: float | None = None  # cycles at the chip's clock + all_reduce_s
     mfu: float | None = None  # model_flops per second, as a part of the peak
-    tokens_per_s_chip: float | None = None  # with padding
-    tokens_per_s: float | None = None  # of the slice
     days: float | None = None  # of the complete run
     chip_hours: float | None = None
+
+    def columns(self) -> dict[str, str]:
+        """What the table of docs/tpu.md shows of a program that compiles."""
+        rows = f"{self.gradient_accumulation_steps} x {self.batch_size}"
+        shown = {
+            "rows per core": rows,
+            "HBM, GiB": f"{(self.peak_bytes or 0) / GIB:.2f}",
+        }
+        if self.step_s is None:
+            return shown
+        return shown | {
+            "step, ms": _expected(1e3 * self.step_s, ".0f"),
+            "MFU": f"{self.mfu:.0%}",
+            "days": _expected(self.days, ".2f"),
+            "chip-hours": _expected(self.chip_hours, ",.0f"),
+        }
+
+
+def _expected(value: float | None, form: str) -> str:
+    """The range of a time, from the estimate to what a chip may take."""
+    assert value is not None
+    return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
 
 
 def estimate(
@@ -131,7 +142,6 @@ def estimate(
     import tensorflow as tf
 
     from albert_tf.cluster.strategy import per_replica_batch_size
-    from albert_tf.training import schedules
     from albert_tf.training.cost import flops_per_step
     from tpu import replica_program, tpu_compiler
 
@@ -145,7 +155,6 @@ def estimate(
     flops = flops_per_step(
         config.model, data, config.training.sentence_objective
     )
-    rates = schedules.dropout_rates(0, config)
     planned = Estimate(
         topology=str(where),
         num_chips=where.num_chips,
@@ -153,13 +162,8 @@ def estimate(
         chip_memory_bytes=chip.memory_bytes,
         batch_size=batch_size // micro_batches,
         gradient_accumulation_steps=micro_batches,
-        max_seq_length=data.max_seq_length,
         precision=config.distribution.precision,
-        remat=config.distribution.remat,
         packing=data.packing,
-        hidden_dropout=rates.hidden,
-        attention_dropout=rates.attention,
-        quick=quick,
         model_flops=flops // num_cores,
         versions={**found_versions, "tensorflow": tf.__version__},
     )
@@ -181,14 +185,11 @@ def estimate(
         return dataclasses.replace(planned, **results | {"cycles": None})
     step_s = cost.cycles / chip.clock_hz + all_reduce_s
     hours = config.training.num_train_steps * step_s / 3600
-    tokens = data.global_batch_size * data.max_seq_length
     return dataclasses.replace(
         planned,
         **results,
         step_s=step_s,
         mfu=planned.model_flops / step_s / chip.peak_flops,
-        tokens_per_s=tokens / step_s,
-        tokens_per_s_chip=tokens / step_s / where.num_chips,
         days=hours / 24,
         chip_hours=hours * where.num_chips,
     )
@@ -196,61 +197,15 @@ def estimate(
 
 def describe(found: Estimate) -> str:
     """The estimate as text."""
-    parts = found.gradient_accumulation_steps
-    rows = "examples" if found.packing == "none" else "packed rows"
-    head = (
-        f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores\n"
-        f"step per core: {f'{parts} micro-batches of ' * (parts > 1)}"
-        f"{found.batch_size} {rows} of {found.max_seq_length} tokens, "
-        f"{found.precision}, {'remat' if found.remat else 'no remat'}, dropout "
-        f"{found.hidden_dropout:g}/{found.attention_dropout:g}\n"
-        "the host runs the loop of steps_per_loop, and launches this program "
-        "for each step\n\n"
-    )
+    head = f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores"
     if found.error:
-        return f"{head}DOES NOT COMPILE. The compiler's error:\n{found.error}"
-    one = {n: v for n, v in vars(found).items() if v is not None}
-    gib = {n: v / GIB for n, v in one.items() if n.endswith("_bytes")}
-    peak, limit = gib["peak_bytes"], gib["chip_memory_bytes"]
-    lines = {
-        "HBM of a core": f"peak {peak:.2f} of {limit:.2f} GiB "
-        f"({peak / limit:.0%})",
-        "": f"arguments {gib['argument_bytes']:.2f} (weights, moments, batch), "
-        f"temporaries {gib['temporary_bytes']:.2f}, code "
-        f"{gib['code_bytes']:.2f} GiB",
-        "operations": f"{one['flops'] / 1e12:.3g} TFLOP per core and step; "
-        f"{found.model_flops / 1e12:.3g} by the model's formula",
-        "all-reduce": f"{one['num_all_reduces']} of "
-        f"{one['all_reduce_bytes'] / 1e6:.4g} MB in total, at least "
-        f"{one['all_reduce_s'] * 1e3:.2f} ms",
-    }
-    if found.cycles is not None:
-        loops = "; TOO LOW: some loops have an unknown length"
-        step_ms, days, hours = (
-            one["step_s"] * 1e3,
-            one["days"],
-            one["chip_hours"],
-        )
-        most = LARGEST_RATIO
-        lines |= {
-            "cycles": f"{found.cycles:,}, estimated"
-            + loops * bool(found.uncounted_loops),
-            "step time": f"{step_ms:.1f} to {most * step_ms:.1f} ms, "
-            "all-reduce included",
-            "MFU": f"{found.mfu:.1%} at the shorter step time",
-            "tokens per second": f"{found.tokens_per_s_chip:,.0f} per chip, "
-            f"{found.tokens_per_s:,.0f} in total, at the shorter step time",
-            "complete run": f"{days:.2f} to {most * days:.2f} days, "
-            f"{hours:,.0f} to {most * hours:,.0f} chip-hours",
-        }
-    packages = ", ".join(f"{n} {v}" for n, v in found.versions.items())
-    lines["compiled in"] = (
-        f"{found.compile_s:.0f} s, {found.compile_cpu_s:.0f} s of CPU time; "
-        f"{packages}"
-    )
-    quick = " (--quick)" * found.quick
-    texts = [f"  {name:18}{text}" for name, text in lines.items()]
-    return "\n".join([f"{head}compiles{quick}", *texts])
+        return f"{head}\nDOES NOT COMPILE. The compiler's error:\n{found.error}"
+    shown = found.columns()
+    shown["HBM, GiB"] += f" of {found.chip_memory_bytes / GIB:.2f}"
+    lines = [f"  {name:15}{text}" for name, text in shown.items()]
+    if found.uncounted_loops:
+        lines.append("  TIMES ARE TOO LOW: some loops have an unknown length")
+    return "\n".join([head, "compiles", *lines])
 
 
 def main(config: CompileCheckConfig) -> int:

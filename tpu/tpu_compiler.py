@@ -12,7 +12,6 @@ import importlib.util
 import math
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,11 +46,7 @@ class Compiled:
 
     peak_bytes: int  # of HBM, with the arguments
     argument_bytes: int  # weights, moments and batch
-    temporary_bytes: int
-    code_bytes: int
     flops: float  # loop bodies count once
-    compile_s: float
-    compile_cpu_s: float
 
 
 class DoesNotCompileError(Exception):
@@ -139,7 +134,6 @@ def compile_program(
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
         _convert_for_tpu(module)
-        wall, cpu = time.monotonic(), time.process_time()
         try:
             executable = devices[0].client.compile(
                 module,
@@ -148,16 +142,11 @@ def compile_program(
             )
         except _jax.JaxRuntimeError as error:
             raise DoesNotCompileError(str(error)) from None
-    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
     memory = executable.get_compiled_memory_stats()
     compiled = Compiled(
         peak_bytes=memory.peak_memory_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        code_bytes=memory.generated_code_size_in_bytes,
         flops=executable.cost_analysis()["flops"],
-        compile_s=wall,
-        compile_cpu_s=cpu,
     )
     (optimized,) = executable.hlo_modules()
     return compiled, hlo_pb2.HloModuleProto.FromString(

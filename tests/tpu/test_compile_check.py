@@ -118,11 +118,11 @@ def test_estimates_are_described_with_what_they_are_for():
     said = compile_check.describe(estimate)
     for line in (
         "v5e:16x16: 256 chips, 256 cores",
-        "2 micro-batches of 8 examples of 512 tokens, mixed_bfloat16, no remat",
-        "peak 1.40 of 15.75 GiB (9%)",
-        f"{stored['cycles']:,}, estimated\n",
-        "44.1 to 66.2 ms",
-        "2.00 to 3.00 days, 400 to 600 chip-hours",
+        "rows per core  2 x 8",
+        "HBM, GiB       1.40 of 15.75",
+        "44 to 66",
+        "2.00 to 3.00",
+        "400 to 600",
     ):
         assert line in said
     unknown = dataclasses.replace(estimate, uncounted_loops=1)
@@ -223,13 +223,10 @@ def test_a_full_compile_estimates_times_and_is_as_good_as_before(monkeypatch):
         lambda module: programs.append(module) or program_cost(module),
     )
     found = compile_check.estimate(config, topologies.parse("v5litepod-8"))
-    num_tokens = 8 * ROWS * TOKENS
     assert 0 < found.mfu < 1
     assert found.step_s == pytest.approx(
         found.cycles / 1.5e9 + found.all_reduce_s
     )
-    assert found.tokens_per_s == pytest.approx(num_tokens / found.step_s)
-    assert found.tokens_per_s_chip == pytest.approx(found.tokens_per_s / 8)
     assert found.chip_hours == pytest.approx(found.days * 24 * 8)
     numbers = {
         "all_reduce_bytes": 1266792,
