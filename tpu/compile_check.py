@@ -16,7 +16,6 @@ a core.
 import dataclasses
 import json
 import os
-import textwrap
 from collections.abc import Mapping
 
 from absl import logging
@@ -31,16 +30,9 @@ EXIT_DOES_NOT_COMPILE = 2
 # How many times the estimate a real step may take; see docs/tpu.md.
 LARGEST_RATIO = 1.5
 
-CAVEATS = (
-    "Memory is the compiler's memory plan for the step. Time is the compiler's "
-    "estimate of cycles, divided by the clock rate of the chip, plus the time "
-    "of the all-reduce: 2 (n-1)/n times its bytes, divided by the bandwidth of "
-    "a chip, for n chips. The time of input, host and the hardware's random "
-    "generator is not included, nor that of asynchronous copies between HBM "
-    "and on-chip memory, which are taken as hidden behind arithmetic. Use "
-    "estimates to compare settings. Expect 1 to 1.5 times the estimate; "
-    "docs/tpu.md says why."
-)
+CAVEATS = """
+A step takes 1 to 1.5 times the compiler's estimate, which leaves out input,
+host and some copies: docs/tpu.md. Use estimates to compare settings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +217,7 @@ def main(config: CompileCheckConfig) -> int:
     if config.json:
         print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
-        print(f"{describe(found)}\n\n{textwrap.fill(CAVEATS)}")
+        print(describe(found), CAVEATS, sep="\n")
     return EXIT_DOES_NOT_COMPILE if found.error else 0
 
 

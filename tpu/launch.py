@@ -396,9 +396,7 @@ class Run:
             self._states, self._changed_s = states, now_s
         # Not from the last change: a broken slice may alternate between two
         # states.
-        silent = request in ("SUSPENDING", "DELETING") or (
-            request == "ACTIVE" and training in ("", "unreachable")
-        )
+        silent = request == "ACTIVE" and training in ("", "unreachable")
         self._silent_s = min(self._silent_s, now_s) if silent else math.inf
         return states
 
@@ -414,9 +412,6 @@ class Run:
             self._count_failure()
         elif {request, slice_state} & {"SUSPENDED", "PREEMPTED", "TERMINATED"}:
             self._replace("the slice was preempted", counts=self._starts > 0)
-        elif request in ("SUSPENDING", "DELETING"):
-            if too_long:
-                self._slice.delete()
         elif training in ("", "unreachable"):
             if too_long and training:
                 self._replace("host 0 does not answer")

@@ -190,9 +190,8 @@ INPUTS = {
 SUFFIXES = {"corpus": ".gz", "text": ".zst", "archive": ".tar.gz"}
 SUFFIXES |= {"predictions": ".tsv"}
 
-# Inputs that must be files, and inputs that may be directories.
+# Inputs that must be files.
 FILE_INPUTS = "architecture records vocabulary corpus text inspected archive"
-DIRECTORIES = "architecture vocabulary inspected model run predicting reported"
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -215,45 +214,3 @@ def test_files_that_are_wrong_are_named(name, tmp_path):
         left = {p.name for p in tmp_path.rglob("*") if p not in inputs}
         assert not left, "a failed command must leave no result"
     assert not unnamed
-
-
-@pytest.mark.parametrize("name", DIRECTORIES.split())
-def test_a_directory_that_may_not_be_read_is_named(name, tmp_path):
-    """It is not mistaken for a directory without content."""
-    command, *arguments = INPUTS[name].split()
-    path = tmp_path / "directory"
-    path.mkdir(mode=0)
-    with rights.without_root():
-        message = message_of(
-            command, *(a.replace("{}", str(path)) for a in arguments)
-        )
-    path.chmod(0o700)  # for pytest, which removes it
-    assert str(path) in message
-    assert "Change its permissions" in message
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments"),
-    [
-        (
-            "build_tfrecords",
-            "--spm_model_file=tests/testdata/30k-clean.model "
-            "--output_dir={}/out",
-        ),
-        # Refused before the training, in which this text would be too short.
-        ("train_tokenizer", "--model_prefix={}/out"),
-    ],
-)
-def test_an_output_without_permission_is_named(command, arguments, tmp_path):
-    path = tmp_path / "directory"
-    path.mkdir(mode=0o500)
-    with rights.without_root():
-        message = message_of(
-            command,
-            "--input_file=README.md",
-            *arguments.format(path).split(),
-        )
-    assert str(path) in message
-    assert "Change its permissions" in message
-    assert not list(path.iterdir())
-    path.chmod(0o700)

@@ -385,10 +385,6 @@ CASES = {
         {"states": ["FAILED"]},
         *(1, "the request failed 2 times", REPLACED, 0),
     ),
-    "a request that stays suspending is deleted": (
-        {"plan": ["143 SUSPENDING", "0"]},
-        *(0, "done", REPLACED, 2),
-    ),
     # A checkpoint between two preemptions starts the count again.
     "preemptions without a new checkpoint end run": (
         {"plan": [LOST, "143 step-1", LOST, LOST, "0"]},
