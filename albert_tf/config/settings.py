@@ -23,7 +23,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from albert_tf.errors import UserError
@@ -184,24 +184,41 @@ class Config:
             if field_type is float and type(value) is int:
                 value = float(value)
                 object.__setattr__(self, field.name, value)
-            _check_type(field.name, value, field_type)
-            _check_value(field.name, value, field.metadata)
-            self._check_limits(field.name, field.metadata)
+            for wanted, received in self._faults(
+                value, field_type, field.metadata
+            ):
+                raise UserError(
+                    f"{field.name} must {wanted}", received=received
+                )
         self.check()
 
-    def _check_limits(self, name: str, rules: Mapping[str, Any]) -> None:
-        """Checks a number against its bounds, numbers or other settings."""
-        value = getattr(self, name)
+    def _faults(
+        self, value: Any, field_type: Any, rules: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """What a value must do but does not, and what the error shows of it."""
+        if field_type == tuple[str, ...]:
+            if not isinstance(value, tuple) or not all(
+                isinstance(item, str) for item in value
+            ):
+                yield "be a list of strings", repr(value)
+        # bool is a subclass of int, so compare the type itself.
+        elif type(value) is not field_type and not (
+            issubclass(field_type, Config) and isinstance(value, field_type)
+        ):
+            yield f"be of type {field_type.__name__}", repr(value)
+        choices = rules.get("choices")
+        if choices and value not in choices:
+            yield f"be one of {', '.join(choices)}", repr(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            yield "be a finite number", value
         for rule, (wanted, holds) in _LIMITS.items():
             limit = bound = rules.get(rule)
             received = value
-            if isinstance(limit, str):
+            if isinstance(limit, str):  # of another setting
                 bound = getattr(self, limit)
                 received = f"{value} and {bound}"
             if limit is not None and not holds(value, bound):
-                raise UserError(
-                    f"{name} must {wanted} {limit}", received=received
-                )
+                yield f"{wanted} {limit}", received
 
     def check(self) -> None:
         """Refuses impossible combinations of values; subclasses override it."""
@@ -333,29 +350,3 @@ def find_setting(config: Config, name: str) -> Any:
             except KeyError:
                 pass
     raise KeyError(name)
-
-
-def _check_type(name: str, value: Any, field_type: Any) -> None:
-    if field_type == tuple[str, ...]:
-        right = isinstance(value, tuple) and all(
-            isinstance(item, str) for item in value
-        )
-        wanted = "a list of strings"
-    else:
-        # bool is a subclass of int, so compare the type itself.
-        right = type(value) is field_type or (
-            issubclass(field_type, Config) and isinstance(value, field_type)
-        )
-        wanted = f"of type {field_type.__name__}"
-    if not right:
-        raise UserError(f"{name} must be {wanted}", received=repr(value))
-
-
-def _check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    choices = rules.get("choices")
-    if choices and value not in choices:
-        raise UserError(
-            f"{name} must be one of {', '.join(choices)}", received=repr(value)
-        )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{name} must be a finite number", received=value)
