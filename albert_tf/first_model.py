@@ -300,6 +300,7 @@ def make_plan(config: FirstModelConfig) -> Plan:
     ]
     if text.are_paragraphs:
         corpus.append("--sentence_breaker=sentencex")
+    corpus += shlex.split(config.text_flags)
     training = [f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"]
     if config.init_checkpoint:
         initial = shipped.find(config.init_checkpoint, shipped.MODEL)
@@ -371,9 +372,10 @@ class FirstModel:
     """A first model in its directory.
 
     Attributes:
-        state: What is stored in `first_model.json`: `settings`; `seconds`, the
-            time used so far; and by stage, its `command`, its `output` when it
-            has ended, and its `seconds`.
+        state: What is stored in `first_model.json`: `settings`; `plan`, since
+            the text may grow between two starts; `seconds`, the time used so
+            far; and by stage, its `command`, its `output` when it has ended,
+            and its `seconds`.
     """
 
     def __init__(self, config: FirstModelConfig, plan: Plan) -> None:
@@ -382,6 +384,7 @@ class FirstModel:
         self._path = f"{self.dir}/{STATE_FILE}"
         self.state = files.load_json_if_any(self._path) or {
             "settings": config.to_dict(),
+            "plan": dataclasses.asdict(plan),
             "seconds": 0.0,
             "stages": {},
         }
@@ -595,7 +598,9 @@ class FirstModel:
             raise UserError(
                 f"{name}: the command must succeed",
                 received=f"{describe_end(status)}: {lines[-1]}",
-                remedy=f"See {log}. The same command goes on from here.",
+                remedy=f"See {log}. The same command goes on from here. Flags "
+                "of commands that read the text: --text_flags, with another "
+                "--output_dir.",
             )
         if seconds:
             steps = max(
@@ -870,22 +875,27 @@ def main(config: FirstModelConfig) -> int:
                 received=f"{config.output_dir} and {pattern}",
                 remedy="Choose an --output_dir elsewhere.",
             )
-    plan = make_plan(config)
-    for line in describe(plan):
-        print(line)
-    if config.dry_run:
-        return 0
     path = f"{config.output_dir}/{STATE_FILE}"
-    stored = files.load_json_if_any(path)
+    stored = files.load_json_if_any(path) or {}
     settings = config.to_dict()
     for name in ("output_dir", "dry_run"):
         del settings[name]
-    if changes := differences(stored["settings"] if stored else {}, settings):
+    if changes := differences(stored.get("settings", {}), settings):
         raise UserError(
             "output_dir must not hold a first model of other settings",
             received=path,
             remedy=f"{name_faults(changes)}. Choose another --output_dir.",
         )
+    if stored:
+        plan = Plan(
+            **{**stored["plan"], "text": Text(**stored["plan"]["text"])}
+        )
+    else:
+        plan = make_plan(config)
+    for line in describe(plan):
+        print(line)
+    if config.dry_run:
+        return 0
     os.makedirs(f"{config.output_dir}/logs", exist_ok=True)
     with lock(config.output_dir):
         try:

@@ -332,6 +332,11 @@ class FirstModelConfig(Config):
         "en", "Language of the text, an ISO 639 code, e.g. de."
     )
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
+    text_flags: str = setting(
+        "",
+        "Further flags of data_prep.train_tokenizer and build_tfrecords, e.g. "
+        "'--on_bad_utf8=replace'.",
+    )
     output_dir: str = setting(
         "",
         "Directory of the model and of everything it is made from, e.g. "

@@ -182,10 +182,13 @@ def test_a_command_stops_when_first_model_is_killed(
 @pytest.mark.slow
 def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     out = tmp_path / "model"
+    with open(corpus / "a.txt", "ab") as file:
+        file.write(b"a caf\xe9 in Latin-1\n")
     command = [
         *(sys.executable, "-m", "albert_tf.first_model"),
         f"--input_file={corpus}",
         f"--output_dir={out}",
+        "--text_flags=--on_bad_utf8=replace",
         "--minutes=1",
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -198,6 +201,8 @@ def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     step = json.loads(metrics.read_text().splitlines()[0])["step"]
+    # More text would be given a larger vocabulary.
+    (corpus / "b.txt").write_text(f"{WORDS}\n" * 20_000)
 
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
