@@ -2,6 +2,7 @@
 
 from albert_tf.config.commands import (
     ConvertConfig,
+    EvaluateConfig,
     ExportConfig,
     FirstModelConfig,
     PredictConfig,

@@ -319,7 +319,14 @@ class FinetuningInitializationConfig(
 class FinetuningTrainingConfig(
     TrainingConfig,
     # run_finetuning has `checkpoint` instead of `checkpoint_step`.
-    without_flags=("checkpoint_step", "sentence_objective", "dropout_schedule"),
+    without_flags=(
+        "checkpoint_step",
+        "sentence_objective",
+        "dropout_schedule",
+        "eval_minimal_pairs",
+        "eval_pairs_per_file",
+        "eval_probe",
+    ),
     defaults={
         "num_train_steps": 2000,
         "steps_per_loop": 100,

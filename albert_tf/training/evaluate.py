@@ -53,6 +53,8 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
+        self._model = model
+        self._yardsticks = objective.yardsticks(held_out)
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, self._format
@@ -179,6 +181,8 @@ class Evaluator:
             logging.warning("evaluation at step %d was cut short", step)
             return None
         metrics = self._objective.evaluate(*collected)
+        for yardstick in self._yardsticks:
+            metrics |= yardstick.measure(self._model, self._host.strategy)
         first, *others = self._objective.describe_evaluation(
             metrics, self._held_out
         )

@@ -20,6 +20,7 @@ import tensorflow as tf
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.training.warm_start import WarmStart, write_report
+from albert_tf.training.yardsticks import Yardstick
 
 Scalars = dict[str, tf.Tensor]
 
@@ -189,6 +190,15 @@ class Objective(abc.ABC):
         """
         del predictions
         return {n: float(value) for n, value in self.metrics(sums).items()}
+
+    def yardsticks(self, held_out: RecordSet) -> Sequence[Yardstick]:
+        """What an evaluation measures beside held-out records.
+
+        Raises:
+            UserError: If its data cannot be used.
+        """
+        del held_out
+        return ()
 
     def cost(self, metrics: Mapping[str, float]) -> float:
         """What the best checkpoint minimises, of the result of `evaluate`."""

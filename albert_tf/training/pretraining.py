@@ -9,6 +9,7 @@ Reference:
 """
 
 import math
+import posixpath
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
 from albert_tf.input import record_sets
 from albert_tf.input.pipeline import SYNTHETIC_RECORDS
 from albert_tf.input.record_format import (
@@ -24,15 +26,18 @@ from albert_tf.input.record_format import (
     pretraining_format,
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.io.files import exists
 from albert_tf.modeling.kernels import cross_entropy
 from albert_tf.modeling.models import AlbertPretrainer
-from albert_tf.records.features import SENTENCE_LABEL
+from albert_tf.records.features import SENTENCE_LABEL, TOKENIZER_FILE
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
     Objective,
     Scalars,
     weighted_sums,
 )
+from albert_tf.training.yardsticks import LinearProbe, MinimalPairs, Yardstick
 
 # 1 for an example of a packed row, 0 for a slot without an example.
 SENTENCE_WEIGHTS = "next_sentence_weights"
@@ -151,6 +156,28 @@ class Pretraining(Objective):
     def metrics(self, sums: Mapping[str, Any]) -> Scalars:
         return mean_metrics(sums)
 
+    def yardsticks(self, held_out: RecordSet) -> list[Yardstick]:
+        training, found = self._config.training, list[Yardstick]()
+        if not (training.eval_minimal_pairs or training.eval_probe):
+            return found
+        path = posixpath.join(held_out.directory, TOKENIZER_FILE)
+        if not exists(path):
+            raise UserError(
+                "eval_minimal_pairs and eval_probe need records with their "
+                "vocabulary",
+                received=f"no {path}",
+            )
+        known = held_out.metadata
+        tokenizer = Tokenizer(path, known.do_lower_case if known else None)
+        length = self._config.model.max_position_embeddings
+        if training.eval_minimal_pairs:
+            pairs = training.eval_minimal_pairs, tokenizer, length
+            limit = training.eval_pairs_per_file
+            found.append(MinimalPairs(*pairs, limit))
+        if training.eval_probe:
+            found.append(LinearProbe(training.eval_probe, tokenizer, length))
+        return found
+
     def describe(self, values: Mapping[str, float]) -> str:
         return describe(values, self._sentence_objective)
 
@@ -165,6 +192,11 @@ class Pretraining(Objective):
                 "model trained with sentence_objective="
                 f"{self._sentence_objective}, evaluated on {task} records"
             )
+        lines += [
+            f"{name}: {values[name]:.1%}"
+            for name in values
+            if name.startswith(("minimal_pairs", "probe"))
+        ]
         if records.metadata is not None:
             lines.append(
                 f"held-out mlm loss {values['masked_lm_loss']:.3f} nats; "

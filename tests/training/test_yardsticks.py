@@ -1,0 +1,202 @@
+"""Minimal pairs and the linear probe."""
+
+import json
+import pathlib
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import albert_tf
+from albert_tf import evaluate
+from albert_tf.config import EvaluateConfig
+from albert_tf.errors import UserError
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
+from albert_tf.runs.log import read_metrics
+from albert_tf.training.train import train
+from albert_tf.training.yardsticks import LinearProbe, MinimalPairs
+from tests.helpers.tiny_run import build_records, make_config
+
+BLIMP = pathlib.Path(__file__).parents[1] / "testdata" / "blimp"
+STRATEGY = tf.distribute.get_strategy()
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return albert_tf.load("albert_mini_en")
+
+
+def _write_pairs(path, pairs):
+    path.write_text(
+        "".join(
+            json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n"
+            for good, bad in pairs
+        )
+    )
+    return (str(path),)
+
+
+def _score(model, tokenizer, text, by_word):
+    """The log probability of a text, token by token, one row at a time."""
+    ids = tokenizer.encode_batch([text]).ids.tolist()
+    opens_word = tokenizer.words.find(np.array(ids)).tolist()
+    total = 0.0
+    for i, target in enumerate(ids):
+        end = i + 1
+        while by_word and end < len(ids) and not opens_word[end]:
+            end += 1
+        masked = [*ids[:i], *[MASK_ID] * (end - i), *ids[end:]]
+        row = np.array([[CLS_ID, *masked, SEP_ID]])
+        batch = {
+            "input_ids": row,
+            "input_mask": np.ones_like(row),
+            "segment_ids": np.zeros_like(row),
+            "masked_lm_positions": np.array([[i + 1]]),
+        }
+        logits = model(batch)["mlm_logits"][0, 0]
+        total += float(tf.nn.log_softmax(logits)[target])
+    return total
+
+
+def test_scores_are_sums_over_masked_tokens(loaded, tmp_path):
+    model, tokenizer = loaded
+    pairs = [
+        ("The lexicographers disagree, mostly.", "A cat."),
+        ("Unbelievably, 1984 was reprinted!", "The dog which barked slept."),
+    ]
+    measured = MinimalPairs(
+        _write_pairs(tmp_path / "a.jsonl", pairs), tokenizer, 512
+    ).scores(model, STRATEGY)
+    for rule, by_word in (("word_l2r", True), ("plain", False)):
+        expected = [
+            [_score(model, tokenizer, pair[i], by_word) for pair in pairs]
+            for i in (0, 1)
+        ]
+        np.testing.assert_allclose(measured[rule], expected, atol=1e-4)
+    # The rules differ, since a word has several tokens.
+    assert (measured["word_l2r"] < measured["plain"] - 0.1).any()
+
+
+def test_equal_scores_count_a_half(loaded, tmp_path):
+    model, tokenizer = loaded
+    swapped = [("A dog sees a cat.", "A dog sees a cat."), ("Yes.", "No.")]
+    forward = MinimalPairs(
+        _write_pairs(tmp_path / "a.jsonl", swapped), tokenizer, 512
+    )
+    backward = MinimalPairs(
+        _write_pairs(tmp_path / "b.jsonl", [(b, g) for g, b in swapped]),
+        tokenizer,
+        512,
+    )
+    results = forward.compare(model, STRATEGY)["word_l2r"]
+    assert results[0] == 0.5 and results[1] in (0, 1)
+    np.testing.assert_array_equal(
+        1 - results, backward.compare(model, STRATEGY)["word_l2r"]
+    )
+
+
+def test_a_constant_scorer_is_at_chance(tmp_path):
+    model, tokenizer = albert_tf.load("albert_mini_en")
+    for variable in model.variables:
+        variable.assign(tf.zeros_like(variable))
+    texts = ["I see the old dog.", "I see the dog old."] * 3
+    random.Random(1).shuffle(texts)
+    pairs = MinimalPairs(
+        _write_pairs(
+            tmp_path / "a.jsonl", zip(texts, texts[::-1], strict=True)
+        ),
+        tokenizer,
+        512,
+    )
+    assert pairs.measure(model, STRATEGY) == {
+        "minimal_pairs_accuracy": 0.5,
+        "minimal_pairs_plain_accuracy": 0.5,
+    }
+    model.variables[0].assign(model.variables[0] * np.nan)
+    with pytest.raises(UserError, match="must be finite"):
+        pairs.measure(model, STRATEGY)
+
+
+def test_the_command_measures_pairs_by_paradigm_and_a_probe(tmp_path, capsys):
+    # Which half of the alphabet begins a sentence is no secret to a model.
+    words = ["apple", "bread", "cheese", "stone", "tower", "window"]
+    rows = [
+        f"I {verb} the {word}.,{words.index(word) < 3}\n"
+        for word in words
+        for verb in ("see", "like", "sold", "drew", "lost")
+    ]
+    probe = tmp_path / "probe.csv"
+    probe.write_text("text,is_food\n" + "".join(rows))
+    evaluate.main(
+        EvaluateConfig(
+            model="albert_mini_en",
+            minimal_pairs=(f"{BLIMP}/*.jsonl",),
+            pairs_per_file=4,
+            probe=str(probe),
+        )
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["probe_accuracy"] > 0.9
+    pairs = found["minimal_pairs"]
+    assert pairs["pairs"] == 12
+    means = pairs["by_paradigm"]
+    assert [*means] == sorted(path.stem for path in BLIMP.iterdir())
+    assert pairs["accuracy"] == pytest.approx(sum(means.values()) / 3)
+    # Two of the paradigms are of one field.
+    assert (
+        pairs["by_field"]["morphology"] == means["determiner_noun_agreement_1"]
+    )
+
+
+def test_a_run_measures_at_each_evaluation(tmp_path):
+    records = build_records(tmp_path)
+    probe = tmp_path / "probe.jsonl"
+    probe.write_text(
+        "".join(
+            json.dumps({"text": f"{n} {word}", "label": word}) + "\n"
+            for word in ("cat", "dog")
+            for n in range(5)
+        )
+    )
+    config = make_config(records, tmp_path / "run").replace(
+        eval_minimal_pairs=(f"{BLIMP}/*.jsonl",),
+        eval_pairs_per_file=2,
+        eval_probe=str(probe),
+    )
+    assert train(config) == 0
+    lines = [m for m in read_metrics(tmp_path / "run") if m["split"] == "eval"]
+    assert lines
+    for line in lines:
+        # Six pairs; two or more in each paradigm.
+        assert (line["minimal_pairs_accuracy"] * 12) % 1 == pytest.approx(0)
+        assert 0 <= line["probe_accuracy"] <= 1
+
+
+# By name: the content of the file, the yardstick, and words of the refusal.
+REFUSALS = {
+    "no JSON": ("no json", "pairs", "line 1 of .* must be a JSON object"),
+    "other fields": ('{"good": "a"}', "pairs", "sentence_good"),
+    "no pairs": ("\n", "pairs", "with no pair"),
+    "too long": (
+        json.dumps({"sentence_good": "a " * 99, "sentence_bad": "a"}),
+        "pairs",
+        "all longer than 32 tokens",
+    ),
+    "no label": ("text\nx\n", "probe", "columns text and label"),
+    "damaged JSON": ('{"text": 1', "probe", "JSON lines or CSV"),
+    "one class": ("text,label\n" + "x,1\n" * 9, "probe", "1 classes"),
+    "few texts": ("text,label\nx,1\nx,2\n", "probe", "smallest has 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_data_that_measures_nothing_is_refused(case, loaded, tmp_path):
+    content, yardstick, message = REFUSALS[case]
+    path = tmp_path / "data"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        if yardstick == "pairs":
+            MinimalPairs((str(path),), loaded.tokenizer, 32)
+        else:
+            LinearProbe(str(path), loaded.tokenizer, 32)
