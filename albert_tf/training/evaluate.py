@@ -35,9 +35,6 @@ class Evaluator:
         host: Its strategy is the one in whose scope the model was made. After
             a request to stop one process, the evaluation ends in all.
         objective: Losses, metrics and format of the records.
-
-    Attributes:
-        examples: Describes the evaluated examples, as JSON.
     """
 
     def __init__(
