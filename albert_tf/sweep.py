@@ -5,7 +5,7 @@ all runs. This command trains each variant with two seeds, and prints means,
 standard deviations and the difference of the variants:
 
     python -m albert_tf.sweep \
-      --base_flagfile=configs/pretrain/mini_en_128.flags \
+      --base_flags=--flagfile=configs/pretrain/mini_en_128.flags \
       --base_flags='--input_file=build/records/train/*.tfrecord' \
       --base_flags='--eval_input_file=build/records/eval/*.tfrecord' \
       --variant='shared:' \

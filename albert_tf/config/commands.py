@@ -246,15 +246,10 @@ class SweepConfig(Config):
         "Replaces {records_dir} in base_flags, variant and evaluation, e.g. "
         "gs://bucket/records.",
     )
-    base_flagfile: str = setting(
-        "",
-        "Flag file of run_pretraining that all runs begin with, e.g. "
-        "configs/pretrain/base_v1_125k.flags.",
-    )
     base_flags: tuple[str, ...] = setting(
         (),
         "Flags of run_pretraining for all runs, separated by spaces. The flag "
-        "may be given several times, e.g. "
+        "may be given several times, e.g. --base_flags=--flagfile=base_v1_125k "
         "--base_flags='--num_train_steps=1000 --eval_batch_size=128'.",
         repeated=True,
     )

@@ -24,7 +24,6 @@ VOCABULARY = ("models/{}/spiece.model",)
 # Settings whose path in a flag file may be relative to that file. Records and
 # outputs are relative to the working directory.
 _INPUTS = (
-    "base_flagfile",
     "albert_config_file",
     "init_checkpoint",
     "init_vocabulary",

@@ -1,8 +1,8 @@
 """The runs of a sweep, made from its settings and checked before one starts.
 
 A variant is a set of flags; a run is a variant with a seed. The flags of a run
-are those of `base_flagfile`, `base_flags`, the variant and the seed, in this
-order, so that later ones override earlier ones.
+are those of `base_flags`, the variant and the seed, in this order, so that
+later ones override earlier ones.
 
 In the flags of a variant, `--init_checkpoint={run:NAME}` is the run of the
 earlier variant NAME with the same seed.
@@ -131,7 +131,7 @@ def make_plan(config: SweepConfig) -> Plan:
             remedy="Give it once per variant, or give a --flagfile of "
             "configs/ablations.",
         )
-    base = [f"--flagfile={config.base_flagfile}"] * bool(config.base_flagfile)
+    base: list[str] = []
     for text in config.base_flags:
         base += _split("base_flags", text, config.records_dir)
     variants = _named("variant", config.variant, config.records_dir)

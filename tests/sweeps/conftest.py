@@ -26,8 +26,8 @@ def base(tmp_path):
         "--num_train_steps=50\n--num_warmup_steps=5\n"
     )
     config = SweepConfig(
-        base_flagfile=f"{tmp_path}/base.flags",
         base_flags=(
+            f"--flagfile={tmp_path}/base.flags",
             "--input_file={records_dir}/train/*.tfrecord",
             "--eval_input_file={records_dir}/eval/*.tfrecord",
         ),

@@ -26,7 +26,7 @@ STAGES = (
         ({"variant": ("a:", "a: --beta_2=0.9")}, "each name once"),
         ({"variant": ("a: --output_dir=x",)}, "a must not set --output_dir"),
         ({"variant": ("a: --mode=eval",)}, "a must not set .*--mode"),
-        ({"base_flagfile": "none.flags"}, "none.flags"),
+        ({"base_flags": ("--flagfile=none.flags",)}, "none.flags"),
         ({"records_dir": ""}, "--records_dir is required.*base_flags"),
         ({"seeds": ("1", "01")}, "seeds must be different"),
         ({"seeds": ("one",)}, "seeds must be different whole numbers"),

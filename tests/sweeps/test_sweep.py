@@ -134,7 +134,7 @@ def test_a_real_run_is_trained_and_evaluated(
     (tmp_path / "base.flags").write_text("\n".join(base))
     output_dir = tmp_path / "sweep"
     settings = SweepConfig(
-        base_flagfile=f"{tmp_path}/base.flags",
+        base_flags=(f"--flagfile={tmp_path}/base.flags",),
         variant=("a: --beta_2=0.9",),
         evaluation=("all: --max_eval_steps=0",),
         metrics=("masked_lm_loss", "all/masked_lm_loss"),
