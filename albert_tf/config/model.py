@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from albert_tf.config.settings import Config, fields_with_types, setting
 from albert_tf.errors import UserError
@@ -128,39 +128,27 @@ class ModelConfig(Config, affects="model"):
             UserError: For an unknown name, a value of the wrong type, or
                 values that contradict each other.
         """
-        types = override_types()
-        values: dict[str, Any] = {}
+        types, values = override_types(), self.to_dict()
         assignments = ",".join(overrides).split(",") if overrides else ()
         for text in assignments:
-            name, separator, value = text.partition("=")
-            if not separator or not value:
+            name, _, value = text.partition("=")
+            if not value:
                 raise UserError(
                     "--model must be NAME=VALUE,...",
                     received=repr(text),
                     remedy="Example: "
                     "--model=embedding_size=64,parameter_sharing=attention",
                 )
-            if name not in types:
-                raise UserError(
-                    f"--model: unknown key {name}",
-                    remedy=f"Known keys: {', '.join(types)}.",
-                )
             try:
-                values[name] = types[name](value)
+                values[name] = types.get(name, str)(value)
             except ValueError:
                 raise UserError(
                     f"--model: {name} must be of type {types[name].__name__}",
                     received=repr(value),
                 ) from None
-        try:
-            return dataclasses.replace(self, **values)
-        except UserError as error:
-            raise UserError(f"--model: {error}") from None
+        return self.from_dict(values, "--model")
 
 
 def override_types() -> dict[str, type]:
     """The types of the settings that `--model` can replace, by name."""
-    return {
-        field.name: field_type
-        for field, field_type in fields_with_types(ModelConfig)
-    }
+    return {f.name: t for f, t in fields_with_types(ModelConfig)}

@@ -114,7 +114,7 @@ def test_model_replaces_values_of_the_architecture_file(
     ("text", "said"),
     [
         ("embeding_size=64", "--model: unknown key embeding_size"),
-        ("embeding_size=64", "Known keys: vocab_size, embedding_size, hidden"),
+        ("embeding_size=64", "Known keys: attention_probs_dropout_prob, emb"),
         ("embedding_size=x", "embedding_size must be of type int"),
         ("hidden_dropout_prob=1", "hidden_dropout_prob must be below 1"),
         ("hidden_size=37", "--model: num_attention_heads must divide"),
