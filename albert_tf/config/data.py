@@ -19,9 +19,9 @@ class SequenceConfig(Config):
     )
     max_predictions_per_seq: int = setting(
         77,
-        "P, largest number of masked tokens in an example. masked_lm_prob "
-        "times max_seq_length, rounded up, is enough, e.g. 77 for 512 tokens "
-        "and 15 %, or 154 for 30 %. With a smaller P, fewer are masked.",
+        "P, largest number of masked tokens in an example: masked_lm_prob "
+        "times max_seq_length, rounded up, e.g. 77 for 512 tokens and 15 %. "
+        "With a smaller P, fewer are masked.",
         at_least=1,
         below="max_seq_length",
     )
@@ -52,9 +52,9 @@ class MaskingConfig(SequenceConfig):
     masked_lm_prob: float = setting(
         0.15,
         "Fraction of the tokens to mask. With 0.3, small models learned more "
-        "from the same tokens (Wettig et al., 2023; "
-        "docs/log.md). run_pretraining uses it only for "
-        "records built with --masking=dynamic.",
+        "from the same tokens (Wettig et al., 2023; docs/log.md). "
+        "run_pretraining uses it only for records built with "
+        "--masking=dynamic.",
         at_least=0.001,
         below=1,
     )
@@ -123,9 +123,8 @@ class DataConfig(MaskingConfig):
     gradient_accumulation_steps: int = setting(
         1,
         "Number of micro-batches that each replica splits its batch into, to "
-        "save memory. The batch size stays the same, and so does the result "
-        "of a step, up to rounding, without dropout; with dropout, each "
-        "micro-batch draws its own masks.",
+        "save memory. The result of a step is the same up to rounding, but "
+        "each micro-batch draws its own dropout.",
         at_least=1,
         divides="global_batch_size",
         affects="nothing",
@@ -145,20 +144,17 @@ class DataConfig(MaskingConfig):
     shuffle_block_size: int = setting(
         16384,
         "Number of consecutive records that are shuffled together while "
-        "reading; records are already shuffled when they are built. 1 keeps "
-        "the order of the records in each shard. With input_lanes above 1, "
-        "each stream shuffles blocks of shuffle_block_size / input_lanes "
-        "records.",
+        "reading, over all input_lanes; records are already shuffled when "
+        "they are built. 1 keeps the order of the records in each shard.",
         at_least=1,
     )
     input_lanes: int = setting(
         1,
-        "Number of separate streams of shards. Each stream fills an equal part "
-        "of every batch, so that a host reads only the shards of its own part. "
-        "Use a multiple of the number of hosts, e.g. 64 for 64 hosts. The "
-        "order of the records depends on input_lanes, not on the number of "
-        "hosts. It must divide the number of shards of each directory or "
-        "dataset.",
+        "Number of separate streams of shards. Each fills an equal part of "
+        "every batch, so that a host reads only the shards of its own part. "
+        "Use a multiple of the number of hosts that divides the number of "
+        "shards of each directory or dataset, e.g. 64. The order of the "
+        "records depends on input_lanes, not on the hosts.",
         at_least=1,
         divides="global_batch_size",
     )

@@ -49,10 +49,9 @@ class OptimizerConfig(Config):
     num_decay_steps: int = setting(
         0,
         "Number of steps at the end in which the learning rate decays, e.g. "
-        "1000; between warm-up and decay it stays at its peak (trapezoidal or "
-        "warmup-stable-decay schedule; Zhai et al., 2022; Haegele et al., "
-        "2024). At most num_train_steps - num_warmup_steps. 0: the decay "
-        "counts from step 0, as in google-research/albert.",
+        "1000, after it has stayed at its peak (warmup-stable-decay schedule; "
+        "Zhai et al., 2022; Haegele et al., 2024). 0: the decay counts from "
+        "step 0, as in google-research/albert.",
         at_least=0,
     )
     weight_decay_rate: float = setting(
@@ -175,12 +174,10 @@ class DistributionConfig(Config, affects="nothing"):
     hang_timeout_s: int = setting(
         1800,
         "Longest time in seconds that a run on TPUs or with several workers "
-        "may take to start, to compile, to evaluate one batch, to save a "
-        "checkpoint or return to one, or to search for damaged "
-        "records. A device loop that is already compiled may take ten times "
-        "its usual time, and at least 5 minutes (or hang_timeout_s, if that "
-        "is less). A run that takes longer counts as hung: it logs the stack "
-        "of each thread and exits with status 75. 0: no limit.",
+        "may take to start, to compile, to evaluate a batch or to save. A "
+        "device loop that is compiled may take ten times its usual time, and "
+        "at least 5 minutes. A run that takes longer logs the stack of each "
+        "thread and exits with status 75. 0: no limit.",
         at_least=0,
     )
     peak_tflops: float = setting(
