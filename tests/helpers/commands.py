@@ -4,7 +4,7 @@ import importlib
 import pathlib
 import re
 
-from albert_tf.config import Config, ModelConfig, fields_with_types
+from albert_tf.config import flag_name, settings_by_path
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -33,15 +33,9 @@ def find_commands():
 
 
 def settings_of(config_class):
-    """Name -> field and type of each setting with a flag of its own."""
-    found = {}
-    for field, field_type in fields_with_types(config_class):
-        if field_type is ModelConfig:
-            continue
-        if isinstance(field_type, type) and issubclass(field_type, Config):
-            nested = settings_of(field_type)
-            assert not nested.keys() & found.keys(), "declared twice"
-            found |= nested
-        elif field.metadata["has_flag"]:
-            found[field.name.removesuffix("_")] = field, field_type
-    return found
+    """Name -> field of each setting with a flag of its own."""
+    return {
+        flag_name(field.name): field
+        for path, field in settings_by_path(config_class).items()
+        if field.metadata["has_flag"] and "model." not in path
+    }
