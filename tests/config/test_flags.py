@@ -242,42 +242,33 @@ START = "print('started')"
         ("print(config.top_k)", "--top_k=3", 0, "3"),
         (
             'raise UserError("x must be 1", received=2)',
-            "--top_k=3",
-            1,
-            r"error: x must be 1\. Received: 2\.",
+            *("", 1, r"error: x must be 1\. Received: 2\."),
         ),
-        (
-            START,
-            "--top_k=0",
-            1,
-            r"error: top_k must be at least 1\. Received: 0\.",
-        ),
+        (START, "--top_k=0", 1, r"error: top_k must be at least 1.*: 0\."),
         (START, "--export_dri=x", 1, r".*flag 'export_dri'.*export_dir\b.*"),
         (START, "top_k=3", 1, r".*must be given as --name=value.*top_k=3.*"),
         (
             'raise OSError(errno.ENOSPC, "No space left")',
-            "--top_k=3",
-            1,
-            r"error: the disk is full: [^\n]*",
+            *("", 1, r"error: the disk is full: [^\n]*"),
         ),
         (
             "sys.modules['torch'] = None; import torch",
-            "--top_k=3",
-            1,
-            r"error: torch must be installed\..* 'albert-tf\[interop\]'\.",
+            *(
+                "",
+                1,
+                r"error: torch must be installed\..*albert-tf\[interop\]'\.",
+            ),
         ),
-        ('raise RuntimeError("broken")', "--top_k=3", 1, ".*Traceback.*broken"),
+        ('raise RuntimeError("broken")', "", 1, ".*Traceback.*broken"),
         (
             "raise KeyboardInterrupt",
-            "--top_k=3",
-            130,
-            "interrupted; run the same command again",
+            *("", 130, "interrupted; run the same command again"),
         ),
     ],
 )
 def test_a_command_runs_or_ends_in_one_line(body, argument, status, said):
     """Only a failure that is nobody's mistake shows a traceback."""
-    done = run_command(body, argument)
+    done = run_command(body, *[argument] * bool(argument))
     assert done.returncode == status
     output = done.stdout + done.stderr
     assert re.fullmatch(f"{said}\n", output, re.S), output
