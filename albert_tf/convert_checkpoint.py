@@ -4,10 +4,10 @@ These commands convert a published checkpoint of google-research/albert to a run
 directory, and the best checkpoint of a run to a Hugging Face folder:
 
     python -m albert_tf.convert_checkpoint \
-      --from=albert_base_v2.tar.gz --to=build/albert_base_v2
+      --from=albert_base --to=build/albert_base_v2
 
     python -m albert_tf.convert_checkpoint \
-      --from=build/demo/run/best --to=build/demo/hugging_face --verify
+      --from=build/demo/run/best --to=build/demo/hugging_face
 
 docs/converting.md describes the formats and what each of them can contain.
 The command reads and checks the model before it writes anything. The directory
@@ -20,8 +20,6 @@ from albert_tf.config import ConvertConfig, flags
 
 def main(config: ConvertConfig) -> None:
     """Converts the model."""
-    if config.verify:
-        versions.import_triton()  # before TensorFlow
     versions.import_tensorflow()
     from albert_tf.interop.convert import convert
 

@@ -3,7 +3,7 @@ r"""Fine-tune ALBERT on a task: GLUE, SQuAD, RACE, or one of your own.
     python -m albert_tf.run_finetuning \
       --flagfile=configs/finetune/sst2.flags \
       --data_dir=glue_data/SST-2 \
-      --init_checkpoint=albert_base_v2.tar.gz \
+      --init_checkpoint=albert_base \
       --output_dir=runs/sst2
 
 The command reads the official files, writes features, trains, evaluates, and

@@ -15,9 +15,9 @@ class ConvertConfig(Config):
     from_: str = setting(
         "",
         "Model to read: a run directory or one of its checkpoints; a "
-        "checkpoint of google-research/albert, as prefix, directory or "
-        ".tar.gz; a Hugging Face folder; or albert_mini_en, the released "
-        "model. E.g. albert_base_v2.tar.gz.",
+        "checkpoint of google-research/albert, as prefix or directory; a "
+        "Hugging Face folder; or albert_mini_en, the released model. E.g. "
+        "albert_base.",
     )
     to: str = setting("", "New directory to write, e.g. build/albert_base_v2.")
     to_format: str = setting(
@@ -27,42 +27,10 @@ class ConvertConfig(Config):
         "auto: hugging_face if --from is a run, and run otherwise.",
         choices=("auto", "run", "hugging_face"),
     )
-    checkpoint_step: int = setting(
-        0,
-        "Step of the checkpoint to read, if there are several; 0 reads the "
-        "newest.",
-        at_least=0,
-    )
-    num_choices: int = setting(
-        0,
-        "Number of choices of a question that an export of the model takes, "
-        "for a multiple-choice model of Hugging Face. 0: num_choices in its "
-        "config.json, where a folder of albert_tf has it, or else 2.",
-        at_least=0,
-    )
     licence: str = setting(
         "",
         "Licence of the weights for the model card of a Hugging Face folder, "
         "as an identifier of Hugging Face, e.g. apache-2.0.",
-    )
-    with_sentence_head: bool = setting(
-        True,
-        "Whether a Hugging Face folder contains pooler and sentence head. "
-        "AlbertForPreTraining has them, AlbertForMaskedLM does not.",
-    )
-    weights_dtype: str = setting(
-        "float32",
-        "Type of the weights in a Hugging Face folder. float16 rounds them to "
-        "11 bits and halves the size of the file; training then continues "
-        "from the rounded weights.",
-        choices=("float32", "float16"),
-    )
-    verify: bool = setting(
-        False,
-        "Read the written model again and check that its weights equal those "
-        "of the original, rounded to weights_dtype, bit for bit. For a Hugging "
-        "Face folder, also check that transformers and albert_tf compute the "
-        "same outputs from it, which needs pip install 'albert-tf[interop]'.",
     )
 
 

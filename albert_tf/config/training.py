@@ -200,12 +200,12 @@ class InitializationConfig(Config):
     init_checkpoint: str = setting(
         "",
         "Model whose weights a new run starts from: a run directory or one of "
-        "its checkpoints, a checkpoint of google-research/albert (prefix, "
-        "directory or .tar.gz), a Hugging Face folder, or albert_mini_en, the "
-        "released model. E.g. albert_base_v2.tar.gz. Training starts at step "
-        "0. A run whose layers share their weights may have more layers than "
-        "this model (progressive stacking; Lan et al., 2020, footnote 5). A "
-        "run that has a checkpoint in output_dir continues from it instead.",
+        "its checkpoints, a checkpoint of google-research/albert (prefix or "
+        "directory), a Hugging Face folder, or albert_mini_en, the released "
+        "model. E.g. runs/base. Training starts at step 0. A run whose layers "
+        "share their weights may have more layers than this model (progressive "
+        "stacking; Lan et al., 2020, footnote 5). A run that has a checkpoint "
+        "in output_dir continues from it instead.",
     )
     init_vocabulary: str = setting(
         "",

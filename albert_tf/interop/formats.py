@@ -1,13 +1,12 @@
 """Finds the format of a model, reads it, and builds the model.
 
     run            RUN, RUN/best, RUN/checkpoints/step-00001000
-    published      google-research/albert: DIR/model.ckpt-best, DIR, .tar.gz
+    published      google-research/albert: DIR/model.ckpt-best, DIR
     hugging_face   a folder with config.json and model.safetensors
 
 Pickled files are refused, since they can run code when they are read.
 """
 
-import dataclasses
 import posixpath
 from typing import NamedTuple
 
@@ -17,16 +16,11 @@ from albert_tf.config import FinetuningConfig
 from albert_tf.config.settings import find_setting
 from albert_tf.errors import UserError
 from albert_tf.interop import google_albert, hugging_face
-from albert_tf.interop.google_albert import ARCHIVE_SUFFIXES, INDEX_SUFFIX
+from albert_tf.interop.google_albert import INDEX_SUFFIX
 from albert_tf.interop.hugging_face import NULL_THRESHOLD, TASKS
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io import shipped
-from albert_tf.io.files import (
-    exists,
-    keep_until_exit,
-    load_json_if_any,
-    open_existing,
-)
+from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
@@ -48,16 +42,14 @@ GOOGLE_ALBERT = "published"  # as --to_format names it
 HUGGING_FACE = "hugging_face"
 
 _REFUSED_SUFFIXES = (".bin", ".ckpt", ".h5", ".msgpack", ".pkl", ".pt", ".pth")
-_SAFETENSORS = {hugging_face.WEIGHTS_FILE, hugging_face.INDEX_FILE}
+_ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 _STEP_NAME = "step"  # in a run's checkpoint
 
 
 def find_format(path: str) -> str:
     """The format of a model at a path, one of the module's docstring."""
     path = shipped.find(path.rstrip("/"), shipped.MODEL)
-    if path.endswith(ARCHIVE_SUFFIXES) or exists(
-        path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX
-    ):
+    if exists(path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX):
         return GOOGLE_ALBERT
     names, run_dir = {posixpath.basename(path)}, split_run(path)[0]
     if tf.io.gfile.isdir(path):
@@ -66,7 +58,7 @@ def find_format(path: str) -> str:
         ):
             return RUN
         names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
-        if names & _SAFETENSORS:
+        if hugging_face.WEIGHTS_FILE in names:
             return HUGGING_FACE
         if names & {google_albert.CONFIG_FILE, "checkpoint"} or any(
             name.endswith(INDEX_SUFFIX) for name in names
@@ -87,8 +79,11 @@ def find_format(path: str) -> str:
             )
     raise UserError(
         "a model must be a run, a checkpoint of google-research/albert as "
-        f"prefix, directory or {ARCHIVE_SUFFIXES[0]}, or a Hugging Face folder",
+        "prefix or directory, or a Hugging Face folder",
         received=f"{path}, {found}",
+        remedy="Unpack the archive, and give its directory."
+        if path.endswith(_ARCHIVE_SUFFIXES)
+        else "",
     )
 
 
@@ -105,39 +100,15 @@ def split_run(path: str) -> tuple[str, str]:
     return (parent, name) if name in (BEST_DIR, CHECKPOINTS_DIR) else (path, "")
 
 
-def read_weights(path: str, step: int = 0) -> ModelWeights:
-    """Reads a model of any format in the module's docstring.
-
-    `step` selects a checkpoint of a directory with several; 0 is the newest.
-    """
+def read_weights(path: str) -> ModelWeights:
+    """Reads a model of any format in the module's docstring."""
     path = shipped.find(path.rstrip("/"), shipped.MODEL)
-    found, is_archive = find_format(path), path.endswith(ARCHIVE_SUFFIXES)
-    names_one = found == HUGGING_FACE or (
-        split_run(path)[1] not in ("", CHECKPOINTS_DIR)
-        if found == RUN
-        else not is_archive and not tf.io.gfile.isdir(path)
-    )
-    if step and names_one:
-        raise UserError(
-            "checkpoint_step must be omitted if the path names one checkpoint",
-            received=f"{step}, and {path}",
-        )
-    if found == HUGGING_FACE:
-        weights = hugging_face.read(path)
-    elif found == RUN:
-        weights = _read_run(path, step)
-    elif is_archive:
-        with google_albert.unpacked(path) as directory:
-            weights = google_albert.read(directory, step)
-            weights = dataclasses.replace(weights, source=path)
-            if file := weights.vocabulary:  # it is read later
-                with open_existing(file, "rb") as content:
-                    kept = keep_until_exit(
-                        posixpath.basename(file), content.read()
-                    )
-                weights = dataclasses.replace(weights, vocabulary=kept)
-    else:
-        weights = google_albert.read(path, step)
+    read = {
+        RUN: _read_run,
+        GOOGLE_ALBERT: google_albert.read,
+        HUGGING_FACE: hugging_face.read,
+    }[find_format(path)]
+    weights = read(path)
     if weights.vocabulary:
         num_pieces = Tokenizer(weights.vocabulary).vocab_size
         if num_pieces != weights.config.vocab_size:
@@ -151,11 +122,11 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     return weights
 
 
-def _read_run(path: str, step: int) -> ModelWeights:
+def _read_run(path: str) -> ModelWeights:
     run_dir, part = split_run(path)
     store = CheckpointStore(run_dir, {}, writes=False)
     match = STEP_DIRECTORY.fullmatch(part)
-    wanted = int(match[1]) if match else step or None
+    wanted = int(match[1]) if match else None  # the newest
     if part == BEST_DIR:
         wanted = store.best_step()
     config = load_config(run_dir)
@@ -204,24 +175,21 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(
-    path: str, checkpoint_step: int = 0, dtype: str = "float32"
-) -> LoadedModel:
+def load(path: str, dtype: str = "float32") -> LoadedModel:
     """Loads a pretrained or fine-tuned model.
 
     Args:
         path: A run directory or one of its checkpoints; a checkpoint of
-            google-research/albert, as prefix, directory or .tar.gz; or a
-            Hugging Face folder. Local or gs://. Or the name of a released
-            model, albert_mini_en.
-        checkpoint_step: As `step` in `read_weights`.
+            google-research/albert, as prefix or directory; or a Hugging Face
+            folder. Local or gs://. Or the name of a released model,
+            albert_mini_en.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
 
     Raises:
         UserError: If there is no model, if it is damaged, or if it has no
             vocabulary.
     """
-    weights = read_weights(path, checkpoint_step)
+    weights = read_weights(path)
     if not weights.vocabulary:
         raise UserError(
             f"{path} must hold a vocabulary, spiece.model",

@@ -1,8 +1,7 @@
 """Folders of Hugging Face transformers: reads and writes models.
 
     config.json                    architecture, head and task of a model
-    model.safetensors              all weights; or several files, and
-    model.safetensors.index.json   the name of the file that holds each weight
+    model.safetensors              the weights
     spiece.model                   the vocabulary, for the slow tokenizer
     tokenizer.json                 the same for the fast tokenizer, with a
                                    pipeline of normalisers that approximates
@@ -22,14 +21,13 @@ question answering call the overlap of two windows `doc_stride`.
 """
 
 import base64
-import dataclasses
 import json
 import math
 import pathlib
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +82,6 @@ from albert_tf.records.tokenization import (
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 _PREFIX = "albert."
 _POOLER = "albert.pooler."
@@ -157,34 +154,10 @@ def read(directory: str) -> ModelWeights:
 
 
 def read_tensors(directory: str) -> dict[str, np.ndarray]:
-    """The weights of a folder: float32 arrays by the names in the files."""
-    path = posixpath.join(directory, INDEX_FILE)
-    names = [WEIGHTS_FILE]
-    if not exists(posixpath.join(directory, WEIGHTS_FILE)) and exists(path):
-        index = load_json(path)
-        files = index.get("weight_map") if isinstance(index, dict) else ""
-        if not isinstance(files, dict) or not files:
-            raise UserError(f"{path} must have a weight_map")
-        names = sorted({str(name) for name in files.values()})
-    for name in names:
-        if not re.fullmatch(r"[^/\\]+\.safetensors", name):
-            raise UserError(
-                f"{path} must name .safetensors files in its own folder",
-                received=repr(name),
-            )
-    return {
-        name: values
-        for file in names
-        for name, values in _read_file(posixpath.join(directory, file))
-    }
-
-
-def _read_file(path: str) -> Iterator[tuple[str, np.ndarray]]:
-    try:
-        with open_existing(path, "rb") as file:
-            content = file.read()
-    except FileNotFoundError:
-        raise UserError(f"{path} must exist", received="no such file") from None
+    """The weights of a folder: float32 arrays by the names in the file."""
+    path, tensors = posixpath.join(directory, WEIGHTS_FILE), {}
+    with open_existing(path, "rb") as file:
+        content = file.read()
     try:
         stored = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
@@ -205,7 +178,9 @@ def _read_file(path: str) -> Iterator[tuple[str, np.ndarray]]:
         if tensor["dtype"] == "BF16":  # the upper half of a float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
         with np.errstate(over="ignore"):  # a large float64 becomes infinite
-            yield name, values.astype(np.float32).reshape(tensor["shape"])
+            values = values.astype(np.float32)
+        tensors[name] = values.reshape(tensor["shape"])
+    return tensors
 
 
 def _by_path(
@@ -249,36 +224,23 @@ def _remove_projection(tensors: dict[str, np.ndarray], directory: str) -> None:
 # --- Writing ------------------------------------------------------------------
 
 
-def write(
-    weights: ModelWeights,
-    directory: str,
-    with_sentence_head: bool = True,
-    dtype: str = "float32",
-) -> ModelWeights:
+def write(weights: ModelWeights, directory: str) -> None:
     """Writes a folder for the class `class_name`, without a model card.
 
     Args:
-        weights: The model. Layers that share only some weights become groups;
-            see `ModelWeights.regrouped`. The format has no moments.
+        weights: The model. The format has no moments.
         directory: A new directory, in which files appear one by one.
-        with_sentence_head: Whether to write pooler and sentence head.
-        dtype: Type of the stored weights, "float32" or "float16".
-
-    Returns:
-        The model of the folder.
 
     Raises:
-        UserError: If transformers has no such head.
+        UserError: If transformers has no such model.
     """
-    weights = weights.regrouped()
     config = weights.config
-    if not with_sentence_head and weights.head is None:
-        kept = list_weights(config, "none")
-        weights = dataclasses.replace(
-            weights,
-            sentence_objective="none",
-            values={w.path: weights.values[w.path] for w in kept},
-            slots={},
+    if config.parameter_sharing != "all":
+        raise UserError(
+            "parameter_sharing must be all to write a Hugging Face folder: "
+            "transformers has no model whose layers share only some weights",
+            received=config.parameter_sharing,
+            remedy="Use python -m albert_tf.export_saved_model.",
         )
     files = {CONFIG_FILE: format_config(weights)}
     if weights.vocabulary:
@@ -301,19 +263,9 @@ def write(
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)
         tensors[f"{_PROJECTION}.bias"] = np.zeros(size, np.float32)
-    for name, values in tensors.items():
-        with np.errstate(over="ignore"):
-            tensors[name] = values.astype(dtype)
-        if dtype != "float32" and np.isinf(tensors[name]).any():
-            raise UserError(
-                f"{name} in {weights.source} must be at most "
-                f"{np.finfo(dtype).max:g} to be written as {dtype}",
-                received=f"{np.abs(values).max():g}",
-            )
     files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
     for name, content in files.items():
         write_bytes(posixpath.join(directory, name), content)
-    return weights
 
 
 # --- config.json --------------------------------------------------------------
@@ -356,10 +308,6 @@ _ACTIVATIONS = {
     "tanh": "tanh",
 }
 _THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-
-# Transformers ignores this setting; its documentation has 2 choices.
-_NUM_CHOICES = "num_choices"
-_DEFAULT_NUM_CHOICES = 2
 
 KEY = "albert_tf"
 NULL_THRESHOLD = "null_threshold"
@@ -478,7 +426,7 @@ def format_config(weights: ModelWeights) -> bytes:
             "label2id": {name: i for i, name in enumerate(head.labels)},
         }
     if head and head.kind == MULTIPLE_CHOICE:
-        values[_NUM_CHOICES] = head.num_choices
+        values["num_choices"] = head.num_choices
     if weights.settings:
         # JSON has no infinity, the threshold of a model that answers every
         # question.
@@ -514,14 +462,8 @@ def read_task(
         if not is_regression:
             head = TaskHeadConfig(CLASSIFICATION, labels)
     elif name == TASKS[MULTIPLE_CHOICE].class_name:
-        if _NUM_CHOICES not in stored:
-            logging.warning(
-                "%s does not store the number of choices of a question: an "
-                "export takes %d, unless a conversion sets --num_choices",
-                path,
-                _DEFAULT_NUM_CHOICES,
-            )
-        num_choices = stored.get(_NUM_CHOICES, _DEFAULT_NUM_CHOICES)
+        # transformers ignores this setting; its documentation has 2 choices.
+        num_choices = stored.get("num_choices", 2)
         head = TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
     elif name == TASKS[QUESTION_ANSWERING].class_name:
         head = TaskHeadConfig(QUESTION_ANSWERING)
@@ -554,45 +496,16 @@ def read_task(
 
 
 def _read_labels(stored: Mapping[str, Any], path: str) -> tuple[str, ...]:
-    """The names of the logits, of as many as transformers makes."""
-    labels, number = stored.get("id2label"), stored.get("num_labels")
-    if labels is None:
-        number = 2 if number is None else number
-    elif not isinstance(labels, dict) or not all(map(_is_number, labels)):
+    """The names of the logits; transformers does not store its default."""
+    labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    try:
+        names = {int(number): str(name) for number, name in labels.items()}
+    except (AttributeError, ValueError):
         raise UserError(
             f"id2label in {path} must be an object of names by number",
             received=json.dumps(labels)[:80],
-        )
-    elif number in (None, len(labels)):
-        # transformers makes a logit for each name, whatever its number.
-        by_number = {int(key): name for key, name in labels.items()}
-        names = [
-            str(name).strip() if isinstance(name, (str, int, float)) else ""
-            for _, name in sorted(by_number.items())
-        ]
-        if not names or not all(names) or len(set(names)) < len(labels):
-            raise UserError(
-                f"id2label in {path} must have different names",
-                received=json.dumps(labels)[:80],
-                remedy="Name the classes there, in the order of the logits.",
-            )
-        if by_number.keys() != set(range(len(names))):
-            logging.warning(
-                "id2label in %s does not count from 0: its names, in order, "
-                "are taken for those of the logits",
-                path,
-            )
-        return tuple(names)
-    if not isinstance(number, int) or number < 1:
-        raise UserError(
-            f"num_labels in {path} must be a positive integer",
-            received=json.dumps(number),
-        )
-    return tuple(f"LABEL_{i}" for i in range(number))
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().isdecimal()
+        ) from None
+    return tuple(names[number].strip() for number in sorted(names))
 
 
 # --- The vocabulary -----------------------------------------------------------

@@ -6,7 +6,6 @@ albert_tf, google-research/albert (modeling.py), and Hugging Face transformers.
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -112,7 +111,7 @@ def list_weights(
     """Lists all variables of a model; their order has no meaning.
 
     If the layers share only some weights, the other names of their weights are
-    empty: other projects have no such models. See `ModelWeights.regrouped`.
+    empty: other projects have no such models.
     The objective "none" has neither pooler nor sentence head; a model with
     `head` has no pretraining heads.
     """
@@ -294,34 +293,6 @@ class ModelWeights:
     def num_parameters(self) -> int:
         """Number of parameters, heads included."""
         return sum(value.size for value in self.values.values())
-
-    def regrouped(self) -> Self:
-        """The same model with `parameter_sharing="all"`, as others need it.
-
-        Each layer becomes a group with its own copy of the shared weights. The
-        outputs stay the same, but the copies diverge if the model is trained
-        further. The result has no moments.
-        """
-        if self.config.parameter_sharing == "all":
-            return self
-        config = dataclasses.replace(
-            self.config,
-            parameter_sharing="all",
-            num_hidden_groups=self.config.num_hidden_layers,
-        )
-
-        def owner_before(match: re.Match[str]) -> str:
-            """The owner of the weights of layer N, now group N."""
-            layer, rest = int(match[1]), match[2]
-            if f"{MODEL_NAME}/encoder/layer_{layer}_{rest}" in self.values:
-                return f"layer_{layer}_{rest}"
-            return f"group_{self.config.group_of_layer(layer)}_{rest}"
-
-        values = {}
-        for weight in list_weights(config, self.sentence_objective, self.head):
-            path = re.sub(r"group_(\d+)_(inner.*)", owner_before, weight.path)
-            values[weight.path] = self.values[path]
-        return dataclasses.replace(self, config=config, values=values, slots={})
 
 
 def check_arrays(

@@ -242,9 +242,8 @@ def load_config(
             remedy=f"Give {parent} instead, and the step of a checkpoint in "
             f"{run_dir} as --checkpoint_step.",
         )
-    is_google_albert = not exists(path) and (
-        run_dir.endswith((".tar", ".tar.gz", ".tgz"))
-        or exists(posixpath.join(run_dir, "albert_config.json"))
+    is_google_albert = not exists(path) and exists(
+        posixpath.join(run_dir, "albert_config.json")
     )
     values = {} if is_google_albert else load_json(path)
     if is_google_albert or "model_type" in values:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 
 import numpy as np
 import tensorflow as tf
@@ -59,12 +58,6 @@ def write_published(weights, directory):
     )
     if weights.vocabulary:
         shutil.copy(weights.vocabulary, directory / "30k-clean.model")
-
-
-def make_archive(path, directory):
-    with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as tar:
-        tar.add(directory, arcname=f"./{directory.name}")
-    return path
 
 
 def change_json(path, **changes):

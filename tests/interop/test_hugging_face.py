@@ -12,10 +12,8 @@ import safetensors.numpy
 
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, hugging_face
-from albert_tf.interop.convert import compare
 from albert_tf.interop.hugging_face import (
     CONFIG_FILE,
-    INDEX_FILE,
     SHARED_SETTINGS,
     WEIGHTS_FILE,
 )
@@ -24,20 +22,9 @@ from albert_tf.io import shipped
 from tests.helpers.conversion import assert_same, change_json
 from tests.helpers.tiny_albert import HEADS, TINY, VOCABULARY, random_weights
 
-# transformers 4 fails if a group has more inner groups than layers.
-SIMPLER = dataclasses.replace(TINY, inner_group_num=1)
 MODELS = {
     "groups": TINY,
-    "unshared": dataclasses.replace(
-        SIMPLER,
-        parameter_sharing="none",
-        num_hidden_groups=1,
-        hidden_act="relu",
-    ),
-    "attention shared": dataclasses.replace(
-        SIMPLER, parameter_sharing="attention"
-    ),
-    "E is H": dataclasses.replace(TINY, embedding_size=6),
+    "E is H": dataclasses.replace(TINY, embedding_size=6, hidden_act="relu"),
     "published vocabulary": dataclasses.replace(
         TINY, vocab_size=30000, max_position_embeddings=13
     ),
@@ -119,23 +106,6 @@ def test_a_written_folder_is_read_bit_for_bit(tmp_path, name, objective):
         )
 
 
-def test_a_folder_of_float16_has_the_rounded_weights(tmp_path):
-    weights = make_weights()
-    hugging_face.write(weights, str(tmp_path / "half"), dtype="float16")
-    stored = safetensors.numpy.load_file(tmp_path / "half" / WEIGHTS_FILE)
-    assert {values.dtype for values in stored.values()} == {np.dtype("f2")}
-    path = "albert/masked_lm/output_bias"
-    value = weights.values[path]
-    read = hugging_face.read(str(tmp_path / "half")).values[path]
-    assert 0 < np.abs(read - value).max() <= np.abs(value).max() / 2**11
-
-    values = {**weights.values, path: value + np.float32(7e4)}
-    large = dataclasses.replace(weights, values=values)
-    with pytest.raises(UserError, match=r"predictions.* 65504 .* 7000"):
-        hugging_face.write(large, str(tmp_path / "large"), dtype="float16")
-    assert not (tmp_path / "large").exists()
-
-
 @pytest.mark.interop
 @pytest.mark.parametrize(
     ("class_name", "dtype"),
@@ -148,14 +118,11 @@ def test_a_folder_of_float16_has_the_rounded_weights(tmp_path):
 def test_a_model_of_transformers_is_read_bit_for_bit(
     tmp_path, class_name, dtype
 ):
-    """Half precision in several files."""
     import torch
 
     model = transformers_model(f"Albert{class_name}")
     model = model.to(getattr(torch, dtype))
-    is_half = dtype != "float32"
-    model.save_pretrained(tmp_path, max_shard_size="2KB" if is_half else "1GB")
-    assert (tmp_path / WEIGHTS_FILE).exists() != is_half
+    model.save_pretrained(tmp_path)
     weights = hugging_face.read(str(tmp_path))
     has_head = class_name == "ForPreTraining"
     assert weights.sentence_objective == ("sop" if has_head else "none")
@@ -209,9 +176,7 @@ def test_transformers_loads_a_folder_without_warnings(tmp_path, caplog):
     weights = make_weights("published vocabulary")
     complete, part = tmp_path / "complete", tmp_path / "part"
     hugging_face.write(weights, str(complete))
-    hugging_face.write(
-        weights, str(part), with_sentence_head=False, dtype="float16"
-    )
+    hugging_face.write(make_weights("published vocabulary", "none"), str(part))
     transformers.utils.logging.enable_propagation()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -224,11 +189,9 @@ def test_transformers_loads_a_folder_without_warnings(tmp_path, caplog):
             ("AutoModelForMaskedLM", part),
             ("AlbertForMaskedLM", part),
         ):
-            model, loading = getattr(transformers, class_name).from_pretrained(
+            _, loading = getattr(transformers, class_name).from_pretrained(
                 directory, output_loading_info=True
             )
-            # Also of float16, in which training ends in NaN.
-            assert str(model.dtype) == "torch.float32"
             assert not any(loading.values()), (class_name, loading)
         for class_name in (
             "AutoTokenizer",
@@ -276,25 +239,14 @@ QA, CLASSES = "question_answering", "classification"
         ({"id2label": {"3": "c", "1": "a", "2": "b"}}, ("a", "b", "c")),
         ({"id2label": {"0": "a", "2": "c", "10": "d"}}, ("a", "c", "d")),
         ({"id2label": {"0": 1, "1": 2, "2": 3}}, ("1", "2", "3")),
-        (
-            {"id2label": None, "num_labels": 3},
-            ("LABEL_0", "LABEL_1", "LABEL_2"),
-        ),
-        (
-            {"id2label": {"0": "a"}, "num_labels": 3},
-            ("LABEL_0", "LABEL_1", "LABEL_2"),
-        ),
     ],
 )
-def test_labels_are_those_that_transformers_makes(
-    tmp_path, caplog, config, labels
-):
+def test_labels_are_those_that_transformers_makes(tmp_path, config, labels):
     """A logit for each name, in the order of their numbers."""
     weights = random_weights(TINY, "none", head=HEADS["classification"])
     hugging_face.write(weights, str(tmp_path))
     change_json(tmp_path / CONFIG_FILE, label2id=None, **config)
     assert hugging_face.read(str(tmp_path)).head.labels == labels
-    assert ("does not count from 0" in caplog.text) == (labels[0] in "a")
 
 
 @pytest.mark.parametrize(
@@ -364,12 +316,9 @@ def test_labels_are_those_that_transformers_makes(
             for labels, message in (
                 (["a", "b", "c"], "must be an object of names by number"),
                 ({"a": "0", "b": "1"}, "must be an object of names by number"),
-                ({"0": "a", "1": "b", "2": "a "}, "different names.*: {"),
-                ({"0": "a", "1": [], "2": "c"}, "must have different names"),
-                ({}, "must have different names. Received: {}"),
+                ({"0": "a", "1": "b", "2": "a "}, "be different names"),
             )
         ),
-        (CLASSES, {"id2label": None, "num_labels": "3"}, {}, 'Received: "3"'),
         (CLASSES, {"id2label": None}, {}, r"\[6, 3\], not \[6, 2\]"),
         (QA, {"albert_tf": {"doc_stride": 0}}, {}, "json: doc_stride must"),
         (QA, {"albert_tf": {"max_seq_length": 8}}, {}, "at most.*8 and 7"),
@@ -419,32 +368,43 @@ def test_a_truncated_file_is_refused(folder):
             hugging_face.read(str(folder[0]))
 
 
-def test_an_index_names_only_files_in_its_folder(folder):
-    directory, weights = folder
-    (directory / WEIGHTS_FILE).rename(directory / "model-1.safetensors")
-    index = directory / INDEX_FILE
-    index.write_text('{"weight_map": {"any": "model-1.safetensors"}}')
-    assert_same(hugging_face.read(str(directory)), weights)
-    for name in (
-        "../folder/model-1.safetensors",
-        "/etc/passwd.safetensors",
-        "sub/model-1.safetensors",
-        "..\\model-1.safetensors",
-        "model-1.bin",
-        None,
-    ):
-        index.write_text(json.dumps({"weight_map": {"any": name}}))
-        with pytest.raises(UserError, match=r"\.safetensors files in its own"):
-            hugging_face.read(str(directory))
-    index.write_text('{"weight_map": {"any": "model-2.safetensors"}}')
-    with pytest.raises(UserError, match=r"model-2.* must exist"):
-        hugging_face.read(str(directory))
-    index.write_text("[]")
-    with pytest.raises(UserError, match="weight_map"):
-        hugging_face.read(str(directory))
+# --- outputs -----------------------------------------------------------------
+
+# Outputs of transformers -> ours, where the names differ.
+OURS = {
+    "last_hidden_state": "sequence_output",
+    "pooler_output": "pooled_output",
+    "prediction_logits": "mlm_logits",
+    "sop_logits": "sentence_logits",
+}
 
 
-# --- verify, which compares outputs with those of transformers ---------------
+def run_transformers(weights, directory, batch):
+    """The outputs of the class of a model, by our names."""
+    import torch
+    import transformers
+
+    cls = getattr(transformers, hugging_face.class_name(weights))
+    model, loading = cls.from_pretrained(
+        directory,
+        # Not the fused kernels: in some processes, their outputs differ by
+        # more than rounding errors.
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    assert not any(loading.values()), loading
+    ids, mask, segments = (
+        torch.tensor(v if v.shape[1] > 1 else v[:, 0]).long()
+        for v in batch.values()
+    )
+    inputs = {"attention_mask": mask, "token_type_ids": segments}
+    with torch.no_grad():
+        outputs = dict(model.eval()(ids, **inputs))
+        if weights.head is None:
+            outputs |= model.albert(ids, **inputs)
+            if weights.sentence_objective == "none":  # of AlbertForMaskedLM
+                outputs["prediction_logits"] = outputs.pop("logits")
+    return {OURS.get(n, n): values.numpy() for n, values in outputs.items()}
 
 
 @pytest.mark.interop
@@ -452,7 +412,7 @@ def test_an_index_names_only_files_in_its_folder(folder):
     "name", [*MODELS, "none", *sorted(HEADS.keys() - {"beam"})]
 )
 def test_transformers_gives_the_same_outputs(tmp_path, name):
-    """With no missing or unknown weight."""
+    """For a batch with padding, and with no missing or unknown weight."""
     if name in HEADS:
         weights = random_weights(TINY, "none", head=HEADS[name])
     elif name == "none":
@@ -460,37 +420,29 @@ def test_transformers_gives_the_same_outputs(tmp_path, name):
     else:
         weights = make_weights(name)
     hugging_face.write(weights, str(tmp_path))
-    differences = compare(weights, str(tmp_path))
-    assert max(differences.values()) < 1e-5
-    if name in HEADS:
-        span = {"start_logits", "end_logits"}
-        assert set(differences) == (span if name == QA else {"logits"})
+    choices = weights.head.num_choices if weights.head else 1
+    ids = np.random.default_rng(0).integers(5, 11, (2, choices, 7), np.int32)
+    ids[..., 0], ids[..., -1] = 2, 3
+    mask = np.ones_like(ids)
+    mask[1, :, 4:] = 0
+    batch = {
+        "input_ids": ids * mask,
+        "input_mask": mask,
+        "segment_ids": mask * (np.arange(7) >= 3),
+    }
 
+    expected = run_transformers(weights, tmp_path, batch)
 
-@pytest.mark.interop
-def test_a_different_model_fails(folder):
-    """One weight of the last feed-forward layer differs by 0.001."""
-    directory, weights = folder
-    path = "albert/encoder/group_1_inner_group_1_ffn/output/bias"
-    changed = weights.values[path] + np.float32([0, 0, 1e-3, 0, 0, 0])
-    other = dataclasses.replace(
-        weights, values={**weights.values, path: changed}
-    )
-    with pytest.raises(UserError, match=r"which differ by up to .*(e-0|0\.0)"):
-        compare(other, str(directory))
-
-
-def test_verify_needs_a_local_folder():
-    with pytest.raises(UserError, match=r"must be local\. Received: gs://"):
-        compare(make_weights(), "gs://bucket/folder")
-
-
-@pytest.mark.interop
-def test_missing_weights_that_transformers_would_initialize_are_refused(folder):
-    directory, weights = folder
-    change_tensors(directory, {"predictions.dense.bias": None})
-    with pytest.raises(UserError, match=r"missing_keys: predictions.dense"):
-        compare(weights, str(directory))
+    inputs = {n: v.reshape(2, -1).astype(np.int32) for n, v in batch.items()}
+    model, ours = formats.make_model(weights), {}
+    if weights.head is None:
+        ours = model.encode(inputs)
+        inputs["masked_lm_positions"] = np.int32([range(7)] * 2)
+    ours |= model(inputs)
+    assert expected.keys() <= ours.keys() and expected
+    for output, values in expected.items():
+        scale = max(1.0, np.abs(values).max())
+        np.testing.assert_allclose(ours[output], values, atol=1e-5 * scale)
 
 
 @pytest.mark.interop

@@ -1,4 +1,4 @@
-"""The table of weights matches the models, and regrouping keeps outputs."""
+"""The table of weights matches the models."""
 
 import dataclasses
 
@@ -12,7 +12,6 @@ from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from tests.helpers.tiny_albert import (
     HEADS,
     TINY,
-    outputs_of,
     random_weights,
 )
 
@@ -40,31 +39,6 @@ def test_paths_and_shapes_are_those_of_the_model(
         weight.path: weight.shape
         for weight in list_weights(config, objective, head)
     } == {v.path: tuple(v.shape) for v in model.variables}
-
-
-@pytest.mark.parametrize("sharing", PARAMETER_SHARING)
-def test_a_regrouped_model_computes_the_same_outputs(sharing):
-    groups = 1 if sharing == "none" else 2
-    weights = random_weights(
-        dataclasses.replace(
-            TINY, parameter_sharing=sharing, num_hidden_groups=groups
-        )
-    )
-
-    regrouped = weights.regrouped()
-
-    assert regrouped.config.parameter_sharing == "all"
-    assert regrouped.config.num_hidden_groups == (2 if sharing == "all" else 4)
-    ids = np.array([[2, 7, 8, 3, 9, 3]], np.int32)
-    batch = {
-        "input_ids": ids,
-        "input_mask": np.ones_like(ids),
-        "segment_ids": np.zeros_like(ids),
-        "masked_lm_positions": np.array([[1, 2]], np.int32),
-    }
-    expected = outputs_of(weights, batch)
-    for name, values in outputs_of(regrouped, batch).items():
-        np.testing.assert_allclose(values, expected[name], atol=1e-6)
 
 
 def test_weights_are_finite_and_moments_complete():

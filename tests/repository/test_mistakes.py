@@ -178,7 +178,6 @@ INPUTS = {
     "text": "train_tokenizer --input_file={}.zst --model_prefix={}.spm",
     "inspected": "inspect_records --input_file={}",
     "model": "convert_checkpoint --from={} --to={}.to",
-    "archive": "convert_checkpoint --from={}.tar.gz --to={}.to",
     "run": "export_saved_model --run_dir={} --export_dir={}.to",
     "predicting": "predict --saved_model_dir={} --text=a",
     "reported": "report --run_dirs={} --output_file={}.html",
@@ -187,11 +186,11 @@ INPUTS = {
 }
 
 # The end of the name of the file, where the command demands one.
-SUFFIXES = {"corpus": ".gz", "text": ".zst", "archive": ".tar.gz"}
+SUFFIXES = {"corpus": ".gz", "text": ".zst"}
 SUFFIXES |= {"predictions": ".tsv"}
 
 # Inputs that must be files.
-FILE_INPUTS = "architecture records vocabulary corpus text inspected archive"
+FILE_INPUTS = "architecture records vocabulary corpus text inspected"
 
 
 @pytest.mark.parametrize("name", INPUTS)

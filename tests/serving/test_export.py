@@ -445,11 +445,10 @@ def test_what_is_no_run_or_not_finite_is_refused(tmp_path, refused):
         "a Hugging Face folder. Convert it first: python -m albert_tf.convert_",
         run_dir="models/albert_mini_en",
     )
-    for archive in (tmp_path / "published", tmp_path / "a.tar.gz"):
-        if not archive.suffix:
-            archive.mkdir()
-            (archive / "albert_config.json").write_text("{}")
-        refused("a checkpoint of google-research", run_dir=str(archive))
+    published = tmp_path / "published"
+    published.mkdir()
+    (published / "albert_config.json").write_text("{}")
+    refused("a checkpoint of google-research", run_dir=str(published))
     run = str(tmp_path / "run")
     weights = random_weights(TINY)
     weights.values["albert/pooler/bias"][1] = np.nan
