@@ -42,7 +42,8 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 # ignores them.
 FORMER_SETTINGS = {
     *("gcp_project", "init_from_group0", "loop_seconds", "max_corrupt_records"),
-    *("num_runs", "on_corrupt_record", "tpu_zone"),
+    *("null_holdout_fraction", "num_runs", "on_bad_example"),
+    *("on_corrupt_record", "tfds", "tfds_data_dir", "tpu_zone"),
     # Published models have these, which the released code of
     # google-research/albert does not use.
     *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),

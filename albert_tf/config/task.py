@@ -110,9 +110,8 @@ class ColumnsConfig(Config):
     task: str = setting(
         "",
         "Task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, "
-        "squad_v1, squad_v2, race, race_middle or race_high; or, for files of "
-        "your own, classification, regression, multiple_choice or "
-        "question_answering.",
+        "squad_v1, squad_v2 or race; or, for files of your own, "
+        "classification, regression, multiple_choice or question_answering.",
         affects="model",
     )
     text_column: str = setting(
@@ -182,7 +181,8 @@ class TaskConfig(ColumnsConfig):
         "",
         "Training file, instead of the official one in data_dir. Files of "
         "your own are .tsv, .csv or .jsonl with named columns; those of "
-        "question_answering also .json in the format of SQuAD.",
+        "question_answering also .json in the format of SQuAD. For race, a "
+        "directory.",
     )
     dev_file: str = setting(
         "",
@@ -194,18 +194,6 @@ class TaskConfig(ColumnsConfig):
         "Test file, for which --mode=predict and train_and_predict write "
         "predictions, instead of the official one in data_dir; in the format "
         "of train_file. Its labels, if it has any, are not read.",
-        affects="nothing",
-    )
-    tfds: str = setting(
-        "",
-        "Dataset of TensorFlow Datasets that replaces all files, e.g. "
-        "glue/mrpc, squad/v2.0 or race/high. A task of your own reads the "
-        "splits train, validation and test, where the dataset has them.",
-    )
-    tfds_data_dir: str = setting(
-        "",
-        "Directory of prepared datasets. Default: the directory that "
-        "TensorFlow Datasets uses.",
         affects="nothing",
     )
     doc_stride: int = setting(
@@ -238,25 +226,6 @@ class TaskConfig(ColumnsConfig):
         at_least=1,
         affects="nothing",
     )
-    on_bad_example: str = setting(
-        "skip",
-        "What to do with an example that cannot be used, e.g. an answer that "
-        "is not in its document. skip: training leaves it out, evaluation and "
-        "prediction use it if it can be parsed, and the command lists it with "
-        "the reason. error: the command stops.",
-        choices=("skip", "error"),
-    )
-
-    def check(self) -> None:
-        names = ("data_dir", "train_file", "dev_file", "test_file")
-        given = [name for name in names if getattr(self, name)]
-        if self.tfds and given:
-            raise UserError(
-                f"tfds must not be combined with {', '.join(names)}",
-                received=f"{self.tfds} and {', '.join(given)}",
-                remedy="Omit --tfds to read files; a run that was trained with "
-                "--tfds predicts them, too.",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,15 +335,6 @@ class FinetuningTrainingConfig(
         "score of the best answer; for beam, the logit of no answer.",
         affects="nothing",
     )
-    null_holdout_fraction: float = setting(
-        0.0,
-        "Fraction of the training documents to hold out, for squad_v2 and "
-        "question_answering, e.g. 0.05. After training, the command chooses "
-        "the best threshold for these documents. The run stores this "
-        "threshold, which replaces null_threshold.",
-        at_least=0,
-        below=0.5,
-    )
     checkpoint: str = setting(
         "newest",
         "Checkpoint for mode=eval and predict: the newest; or the one with the "
@@ -404,16 +364,6 @@ class FinetuningConfig(PretrainingConfig):
     training: FinetuningTrainingConfig = FinetuningTrainingConfig()
     task: TaskConfig = TaskConfig()
     head: TaskHeadConfig = TaskHeadConfig()
-
-    def check(self) -> None:
-        super().check()
-        fraction = self.training.null_holdout_fraction
-        if fraction and self.task.task not in ("squad_v2", QUESTION_ANSWERING):
-            raise UserError(
-                "null_holdout_fraction needs a task with questions that may "
-                "have no answer, squad_v2 or question_answering",
-                received=f"{fraction:g} and --task={self.task.task}",
-            )
 
     def check_evaluation(self) -> None:
         """Refuses nothing: a task may have no development set."""

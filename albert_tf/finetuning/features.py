@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
-from scipy.special import entr
 
 from albert_tf.config import FinetuningConfig, SequenceConfig
 from albert_tf.config.task import (
@@ -137,12 +136,11 @@ def make_records(
     """Yields the records of examples, in order, as `task_features` lists them.
 
     A question has a record for each window of its document. A question whose
-    answer cannot be found is reported to `examples`; in training, it has no
+    answer cannot be found is added to `examples.bad`; in training, it has no
     record.
 
     Raises:
-        UserError: If the lengths leave no room for a document, or an answer
-            cannot be found and `on_bad_example` is "error".
+        UserError: If the lengths leave no room for a document.
     """
     task = examples.task
     if task.kind == QUESTION_ANSWERING:
@@ -226,7 +224,7 @@ def _window_records(
     for question in examples.examples:
         windows = maker.make(question)
         if windows.problem and question.id not in reported:
-            examples.report_bad(question.id, windows.problem)
+            examples.bad.append((question.id, windows.problem))
         if windows.problem and examples.is_training:
             continue
         for window in range(len(windows.spans)):
@@ -247,7 +245,6 @@ class FeatureFiles(NamedTuple):
     Attributes:
         splits: Number of records by file name, by split.
         checksums: SHA-256 by file name.
-        constant_loss: By split, the loss at chance; see `constant_loss`.
         inputs_sha256: SHA-256 of everything that determines the features.
     """
 
@@ -255,7 +252,6 @@ class FeatureFiles(NamedTuple):
     max_seq_length: int
     splits: dict[str, dict[str, int]]
     checksums: dict[str, str]
-    constant_loss: Mapping[str, float]
     inputs_sha256: str
 
     def names(self, split: str) -> tuple[str, ...]:
@@ -313,6 +309,7 @@ def find_or_write(
         stored = load_json_if_any(posixpath.join(directory, METADATA_FILE))
         if stored and stored["inputs_sha256"] == inputs_sha256:
             logging.info("using the features in %s", directory)
+            stored.pop("constant_loss", None)  # from an earlier version
             return FeatureFiles(directory, **stored)
     records = {
         split: make_records(examples, tokenizer, task, length)
@@ -363,7 +360,6 @@ def write(
         min(rounded, max_seq_length),
         {split: {} for split in records},
         {},
-        {split: constant_loss(rows, head) for split, rows in records.items()},
         inputs_sha256,
     )
     for split, rows in records.items():
@@ -420,22 +416,3 @@ def _padded(
                 values[name], padding, constant_values=is_p_mask
             )
     return {name: value.ravel().tolist() for name, value in values.items()}
-
-
-def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
-    """The least loss of predictions that do not depend on the input.
-
-    It is the entropy of the labels or, for regression, their variance.
-    """
-
-    def entropy(name: str) -> float:
-        values = np.concatenate([record[name] for record in records])
-        _, counts = np.unique(values, return_counts=True)
-        return float(entr(counts / counts.sum()).sum())
-
-    if head.kind == REGRESSION:
-        return float(np.var([record["label"][0] for record in records]))
-    if head.kind != QUESTION_ANSWERING:
-        return entropy("label")
-    loss = (entropy("start_position") + entropy("end_position")) / 2
-    return loss + 0.5 * entropy("is_impossible") * head.is_beam

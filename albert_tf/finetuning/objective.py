@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from albert_tf.config import FinetuningConfig, ModelConfig
 from albert_tf.config.task import REGRESSION, TaskHeadConfig
@@ -48,10 +47,6 @@ from albert_tf.training.objective import (
 
 # Scores of the collected predictions of a split.
 Score = Callable[[Mapping[str, np.ndarray]], dict[str, float]]
-
-# A loss of at least this fraction of the loss of constant predictions is at
-# chance.
-AT_CHANCE = 0.98
 
 
 # --- the model that a run starts from ----------------------------------------
@@ -95,16 +90,6 @@ def find_base_model(config: FinetuningConfig) -> BaseModel:
     vocabulary = shipped.find(settings.init_vocabulary, shipped.VOCABULARY)
     if settings.init_checkpoint:
         weights = formats.read_weights(settings.init_checkpoint)
-        if model != ModelConfig():  # given
-            check_values_match(
-                settings.init_checkpoint,
-                dataclasses.asdict(weights.config),
-                {
-                    name: getattr(model, name)
-                    for name in warm_start.SAME_SETTINGS
-                },
-                remedy="Omit --albert_config_file.",
-            )
         model, lower_cases = weights.config, weights.do_lower_case
         own = weights.vocabulary
         if not (vocabulary or own):
@@ -210,8 +195,7 @@ class Finetuning(Objective):
     remedies: ClassVar = {
         "records": "Choose another --output_dir, where the features of the "
         "task are made again.",
-        "held-out records": "Give a --dev_file or, with --tfds, a dataset with "
-        "the split validation, to measure the score.",
+        "held-out records": "Give a --dev_file to measure the score.",
     }
 
     def __init__(
@@ -252,8 +236,7 @@ class Finetuning(Objective):
         line, labels = self._head.kind.replace("_", " "), self._head.labels
         if labels:
             line += f" into {len(labels)} classes: {name_faults(labels)}"
-        loss = self._files.constant_loss[TRAIN]
-        return [line, f"loss of constant predictions: {loss:.3f}"]
+        return [line]
 
     def make_model(self) -> AlbertForTask:
         distribution = self._config.distribution
@@ -319,29 +302,6 @@ class Finetuning(Objective):
 
     def cost(self, metrics: Mapping[str, float]) -> float:
         return -metrics.get(self._score_name, -metrics["loss"])
-
-    def events_of_loop(
-        self, began_at: int, step: int, metrics: Mapping[str, float]
-    ) -> dict[str, dict[str, float]]:
-        """Warns if the model has learned nothing after a tenth of the steps.
-
-        It does so once, at the end of the first device loop after these steps
-        and the warm-up, and not in a run that resumes later.
-        """
-        num_warmup_steps = self._config.optimizer.num_warmup_steps
-        tenth = self._config.training.num_train_steps // 10
-        constant, loss = self._files.constant_loss[TRAIN], metrics["loss"]
-        is_due = began_at < max(tenth, num_warmup_steps) <= step
-        if not is_due or loss < AT_CHANCE * constant:
-            return {}
-        logging.warning(
-            "THE LOSS IS AT CHANCE at step %d: it is %.3f, and constant "
-            "predictions have a loss of %.3f. Check --init_checkpoint; lower "
-            "--learning_rate, use a larger --global_batch_size or a longer "
-            "--num_warmup_steps",
-            *(step, loss, constant),
-        )
-        return {"loss_at_chance": {"loss": loss, "constant_loss": constant}}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         if "accuracy" not in metrics:

@@ -2,7 +2,6 @@
 
 RUN/predictions/MRPC.tsv                 for the GLUE leaderboard
 RUN/predictions/predictions.json, ...    for the scripts of SQuAD
-RUN/null_threshold.json                  null odds above which "" is predicted
 """
 
 import dataclasses
@@ -11,8 +10,7 @@ import json
 import posixpath
 import tempfile
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,24 +32,19 @@ from albert_tf.finetuning.objective import (
     find_base_model,
 )
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.io.artifact import differences
-from albert_tf.io.files import write_json
 from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.runs.checkpoints import BEST_DIR, CheckpointStore
 from albert_tf.runs.directory import (
-    NULL_THRESHOLD_FILE,
     load_config,
     null_threshold,
     restore_model,
 )
-from albert_tf.runs.log import RunLog, read_metrics
+from albert_tf.runs.log import read_metrics
 from albert_tf.training import preflight
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.train import train
 
 PREDICTIONS_DIR = "predictions"
-
-HOLDOUT = "holdout"  # part of train, used to choose the null threshold
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -126,8 +119,10 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
     # All files are read first, so that their errors come before the training.
     task = find_task(config.task)
     if is_training:
-        training_sets = read_training_sets(config, task)
+        training_sets = {TRAIN: read_examples(config.task, TRAIN, task)}
         task = training_sets[TRAIN].task
+        if has_split(config.task, task, DEV):
+            training_sets[DEV] = read_examples(config.task, DEV, task)
     else:
         task = task_of_run(config, task)
     sets = {
@@ -139,13 +134,11 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         status = _train(config, training_sets, host, began)
         if status or not sets or is_dry:
             return status
-    run_dir = config.training.output_dir
-    base = base_model_of_run(run_dir)
+    base = base_model_of_run(config.training.output_dir)
     assert base.head is not None
     num_choices = max(examples.task.num_choices for examples in sets.values())
     head = dataclasses.replace(base.head, num_choices=max(num_choices, 1))
-    threshold = null_threshold(run_dir, config)
-    _predict(_resolve(config, base, head, sets, threshold, host), host)
+    _predict(_resolve(config, base, head, sets, host), host)
     return 0
 
 
@@ -171,10 +164,9 @@ def _train(
         labels=task.labels,
         num_choices=max(task.num_choices, 1),
     )
-    threshold = config.training.null_threshold
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as scratch:
         scratch = scratch if is_dry else ""  # a dry run leaves no files
-        inputs = _resolve(config, base, head, sets, threshold, host, scratch)
+        inputs = _resolve(config, base, head, sets, host, scratch)
         objective = Finetuning(
             inputs.config,
             inputs.files,
@@ -187,8 +179,6 @@ def _train(
         status = train(inputs.config, objective, host.strategy, began)
     if status:
         return status
-    if HOLDOUT in sets:
-        choose_null_threshold(inputs, host)
     if DEV in sets and host.is_chief:
         last: dict[str, Any] = {}
         for line in read_metrics(config.training.output_dir):
@@ -198,42 +188,6 @@ def _train(
 
 
 # --- examples ---------------------------------------------------------------
-
-
-def read_training_sets(
-    config: FinetuningConfig, task: Task
-) -> dict[str, ExampleSet]:
-    """Reads the examples to train on and, if there are any, to evaluate on."""
-    files, fraction = config.task, config.training.null_holdout_fraction
-    sets = {TRAIN: read_examples(files, TRAIN, task)}
-    if fraction:
-        sets |= hold_out(sets[TRAIN], fraction)
-    if has_split(files, task, DEV):
-        sets[DEV] = read_examples(files, DEV, sets[TRAIN].task)
-    return sets
-
-
-def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
-    """Holds out a fraction of the documents of questions.
-
-    Returns:
-        The sets "train" and `HOLDOUT`.
-    """
-    parts: tuple[list[Any], list[Any]] = ([], [])
-    for question in train.examples:
-        share = zlib.crc32(question.document.encode()) / 2**32
-        parts[share < fraction].append(question)
-    if not all(parts):
-        raise UserError(
-            "null_holdout_fraction must leave documents to train on and "
-            "documents to hold out",
-            received=f"{fraction:g} of {train.source}",
-        )
-    kept = dataclasses.replace(train, examples=parts[0], bad=[*train.bad])
-    held_out = dataclasses.replace(
-        train, split=HOLDOUT, examples=parts[1], bad=[]
-    )
-    return {TRAIN: kept, HOLDOUT: held_out}
 
 
 def splits_to_predict(config: FinetuningConfig, task: Task) -> list[str]:
@@ -281,30 +235,13 @@ def task_of_run(config: FinetuningConfig, task: Task) -> Task:
     had_pairs, has_pairs = stored.task.has_pairs, config.task.has_pairs
     if had_pairs != has_pairs:
         texts = "single texts", "pairs of texts"
-        remedy = "Omit --text_pair_column."
-        if had_pairs:
-            column = stored.task.text_pair_column or "COLUMN"
-            remedy = f"Set --text_pair_column={column}."
         raise UserError(
             f"{run_dir} was trained on {texts[bool(had_pairs)]}, so the task "
             "must have them too",
             received=f"--task={task.name} with {texts[bool(has_pairs)]}",
-            remedy=remedy if task.name in KINDS else "",
-        )
-    names = ("doc_stride", "max_query_length", "max_qa_length")
-    before, now = (
-        {name: getattr(settings.task, name) for name in names}
-        for settings in (stored, config)
-    )
-    # A run stores the length of its longest sequence, so a larger
-    # max_seq_length may be that of the training.
-    before["max_seq_length"] = longest = stored.data.max_seq_length
-    now["max_seq_length"] = min(longest, config.data.max_seq_length)
-    if changed := differences(before, now):
-        logging.warning(
-            "texts are cut otherwise than in the training of %s, which can "
-            "lower the scores: %s",
-            *(run_dir, "; ".join(changed)),
+            remedy="Set --text_pair_column as in the training."
+            if task.name in KINDS
+            else "",
         )
     return dataclasses.replace(task, num_choices=head.num_choices)
 
@@ -317,7 +254,6 @@ def _resolve(
     base: BaseModel,
     head: TaskHeadConfig,
     sets: Mapping[str, ExampleSet],
-    threshold: float,
     host: Host,
     scratch: str = "",
 ) -> Inputs:
@@ -347,6 +283,7 @@ def _resolve(
         input_file=files.names(TRAIN),
         eval_input_file=files.names(DEV),
     )
+    threshold = null_threshold(config.training.output_dir, config)
     scorers = {
         split: Scorer(examples, maker, threshold)
         for split, examples in sets.items()
@@ -355,38 +292,6 @@ def _resolve(
 
 
 # --- predictions -------------------------------------------------------------
-
-
-def _predictions(
-    inputs: Inputs, host: Host, splits: Sequence[str]
-) -> Iterator[tuple[str, int, dict[str, float], Arrays]]:
-    """Predicts splits with the model of a run, restored from a checkpoint.
-
-    Yields each split, the step of the checkpoint, loss and accuracy, and
-    `Finetuning.predictions` of all records, in order.
-    """
-    config, strategy = inputs.config, host.strategy
-    per_replica_batch_size(
-        "eval_batch_size",
-        config.data.eval_batch_size,
-        strategy.num_replicas_in_sync,
-    )
-    objective = Finetuning(config, inputs.files, inputs.base)
-    with connect(config.distribution, strategy) as connected:
-        with (
-            connected.watchdog.limit("the start of the prediction"),
-            strategy.scope(),
-        ):
-            model = objective.make_model()
-            run_dir = config.training.output_dir
-            step = restore_model(run_dir, model, _wanted_step(config))
-        for split in splits:
-            records = inputs.files.records(split)
-            evaluator = Evaluator(connected, model, objective, records, config)
-            collected = evaluator.collect()
-            assert collected is not None, "no stop flag was given"
-            metrics = objective.evaluate(*collected)
-            yield split, step, metrics, collected[1]
 
 
 def _wanted_step(config: FinetuningConfig) -> int:
@@ -406,73 +311,50 @@ def _wanted_step(config: FinetuningConfig) -> int:
 
 
 def _predict(inputs: Inputs, host: Host) -> None:
-    """Evaluates or predicts splits with the model of a run.
+    """Evaluates or predicts splits with a checkpoint of a run.
 
     Prints a JSON object for each split with labels. Unless the mode is eval,
     also writes the predictions.
     """
-    training = inputs.config.training
-    for split, step, metrics, collected in _predictions(
-        inputs, host, list(inputs.scorers)
-    ):
-        scorer = inputs.scorers[split]
-        if not host.is_chief:
-            continue
-        if scorer.examples.has_labels:
-            scores = metrics | scorer(collected)
-            print(json.dumps({"split": split, "step": step, **scores}))
-        if training.mode == "eval":
-            continue
-        path = posixpath.join(training.output_dir, PREDICTIONS_DIR)
-        task, found = scorer.examples.task, scorer.find(collected)
-        if task.kind == QUESTION_ANSWERING:
-            score.write_answers(path, found, scorer.null_threshold)
-        else:
-            known = task.splits.get(split)
-            name = (known.submission if known else "") or f"{split}.tsv"
-            path = posixpath.join(path, name)
-            score.write_predictions(path, scorer.examples, found)
-        logging.info("wrote predictions to %s", path)
-
-
-def choose_null_threshold(inputs: Inputs, host: Host) -> None:
-    """Writes the threshold that gives the best F1 on held-out documents.
-
-    If there is a development set, also logs its scores at that threshold, as
-    the last evaluation of the run.
-    """
-    scorers, threshold = inputs.scorers, 0.0
-    run_dir = inputs.config.training.output_dir
-    splits = [split for split in (HOLDOUT, DEV) if split in scorers]
-    for split, step, metrics, collected in _predictions(inputs, host, splits):
-        scorer = scorers[split]
-        if not host.is_chief:
-            continue
-        if split == HOLDOUT:
-            scores, found = scorer(collected), scorer.find(collected)
-            threshold = best_threshold(scores, [a.null_odds for a in found])
-            write_json(
-                posixpath.join(run_dir, NULL_THRESHOLD_FILE),
-                {"null_threshold": threshold, "f1": scores["best_f1"]},
+    config, strategy = inputs.config, host.strategy
+    training = config.training
+    per_replica_batch_size(
+        "eval_batch_size",
+        config.data.eval_batch_size,
+        strategy.num_replicas_in_sync,
+    )
+    objective = Finetuning(config, inputs.files, inputs.base)
+    with connect(config.distribution, strategy) as connected:
+        with (
+            connected.watchdog.limit("the start of the prediction"),
+            strategy.scope(),
+        ):
+            model = objective.make_model()
+            step = restore_model(
+                training.output_dir, model, _wanted_step(config)
             )
-            logging.info("null threshold of held-out documents: %g", threshold)
-        else:
-            scorer = dataclasses.replace(scorer, null_threshold=threshold)
-            run_log = RunLog(run_dir)
-            run_log.write("eval", step, metrics | scorer(collected))
-            run_log.finish()
+        for split, scorer in inputs.scorers.items():
+            records = inputs.files.records(split)
+            evaluator = Evaluator(connected, model, objective, records, config)
+            collected = evaluator.collect()
+            assert collected is not None, "no stop flag was given"
+            if not host.is_chief:
+                continue
+            if scorer.examples.has_labels:
+                scores = objective.evaluate(*collected) | scorer(collected[1])
+                print(json.dumps({"split": split, "step": step, **scores}))
+            if training.mode != "eval":
+                _write(split, scorer, collected[1], training.output_dir)
 
 
-def best_threshold(
-    scores: Mapping[str, float], null_odds: Sequence[float]
-) -> float:
-    """The null odds above which a question has no answer, for the best F1.
-
-    If it is best to answer no question, the official script gives 0, but
-    questions with negative odds would be answered. Then the threshold is below
-    all odds.
-    """
-    of_no_answers = 100.0 * scores.get("NoAns_total", 0) / scores["total"]
-    if scores["best_f1"] > of_no_answers:
-        return scores["best_f1_thresh"]
-    return min(null_odds) - 1
+def _write(split: str, scorer: Scorer, collected: Arrays, run_dir: str) -> None:
+    path = posixpath.join(run_dir, PREDICTIONS_DIR)
+    task, found = scorer.examples.task, scorer.find(collected)
+    if task.kind == QUESTION_ANSWERING:
+        score.write_answers(path, found, scorer.null_threshold)
+    else:
+        known = task.splits.get(split)
+        name = (known.submission if known else "") or f"{split}.tsv"
+        path = posixpath.join(path, name)
+        score.write_predictions(path, scorer.examples, found)
+    logging.info("wrote predictions to %s", path)

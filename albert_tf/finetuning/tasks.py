@@ -53,15 +53,12 @@ class Split(NamedTuple):
     """A part of the data of a task.
 
     Attributes:
-        files: Official names in the data directory; the first file that exists
-            is read. For RACE: directories, all of which are read.
-        tfds: Name of the split in TensorFlow Datasets; "" if it has none.
+        file: Official name in the data directory; for RACE, of a directory.
         submission: File name of predictions for the GLUE leaderboard.
     """
 
     columns: Columns
-    files: tuple[str, ...] = ()
-    tfds: str = ""
+    file: str = ""
     submission: str = ""
 
 
@@ -148,36 +145,22 @@ def find_task(config: TaskConfig) -> Task:
         columns = question._replace(choices=config.choice_columns)
     elif kind == QUESTION_ANSWERING:
         columns = question._replace(label=config.answer_column)
-    splits = {
-        n: Split(columns, tfds=tfds) for n, (_, tfds, _) in _PARTS.items()
-    }
+    splits = {name: Split(columns) for name in _FILES}
     return Task(kind, kind, splits=splits, metrics=_OWN_METRICS[kind])
 
 
 # --- official tasks ----------------------------------------------------------
 
-# By split: official files, name in TensorFlow Datasets, and the end of the
-# submission's name.
-_Parts = Mapping[str, tuple[tuple[str, ...], str, str]]
-_PARTS: _Parts = {
-    TRAIN: (("train.tsv",), TRAIN, ""),
-    DEV: (("dev.tsv",), "validation", ""),
-    TEST: (("test.tsv",), TEST, ""),
-}
-# The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE.
-_MRPC_PARTS: _Parts = {
-    TRAIN: (("train.tsv", "msr_paraphrase_train.txt"), TRAIN, ""),
-    DEV: (("dev.tsv", "msr_paraphrase_train.txt"), "validation", ""),
-    TEST: (("test.tsv", "msr_paraphrase_test.txt"), TEST, ""),
-}
+_FILES = {TRAIN: "train.tsv", DEV: "dev.tsv", TEST: "test.tsv"}
 # Two sets for evaluation: of the genres of the training set, and of others.
-_MNLI_PARTS: _Parts = {
-    TRAIN: (("train.tsv",), TRAIN, ""),
-    DEV: (("dev_matched.tsv",), "validation_matched", ""),
-    TEST: (("test_matched.tsv",), "test_matched", "-m"),
-    "dev_mismatched": (("dev_mismatched.tsv",), "validation_mismatched", ""),
-    "test_mismatched": (("test_mismatched.tsv",), "test_mismatched", "-mm"),
+_MNLI_FILES = {
+    TRAIN: "train.tsv",
+    DEV: "dev_matched.tsv",
+    TEST: "test_matched.tsv",
+    "dev_mismatched": "dev_mismatched.tsv",
+    "test_mismatched": "test_mismatched.tsv",
 }
+_ENDS = {"test_matched.tsv": "-m", "test_mismatched.tsv": "-mm"}
 
 
 def _glue(
@@ -188,14 +171,14 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
     test_id: str = "index",
-    parts: _Parts = _PARTS,
+    files: Mapping[str, str] = _FILES,
 ) -> Task:
     test = columns._replace(label="", header=(), id=test_id)
     splits = {
-        split: Split(test, files, tfds, f"{submission}{end}.tsv")
+        split: Split(test, file, f"{submission}{_ENDS.get(file, '')}.tsv")
         if split.startswith(TEST)
-        else Split(columns, files, tfds)
-        for split, (files, tfds, end) in parts.items()
+        else Split(columns, file)
+        for split, file in files.items()
     }
     kind = CLASSIFICATION if labels else REGRESSION
     return Task(
@@ -203,18 +186,10 @@ def _glue(
     )
 
 
-def _race(name: str, *levels: str) -> Task:
-    splits = {
-        split: Split(RACE, tuple(f"{split}/{level}" for level in levels), split)
-        for split in (TRAIN, DEV, TEST)
-    }
-    return Task(name, MULTIPLE_CHOICE, "race", splits, num_choices=4)
-
-
 def _squad(name: str, version: str) -> Task:
     splits = {
-        TRAIN: Split(SQUAD, (f"train-v{version}.json",), TRAIN),
-        DEV: Split(SQUAD, (f"dev-v{version}.json",), "validation"),
+        split: Split(SQUAD, f"{split}-v{version}.json")
+        for split in (TRAIN, DEV)
     }
     metrics = _OWN_METRICS[QUESTION_ANSWERING]
     return Task(name, QUESTION_ANSWERING, "squad", splits, metrics=metrics)
@@ -235,22 +210,19 @@ _BOTH = ("accuracy", "f1")
 # one of its two files has labels.
 _AX = {
     DEV: Split(
-        Columns("Premise", "Hypothesis", "Label"), ("diagnostic-full.tsv",)
+        Columns("Premise", "Hypothesis", "Label"), "diagnostic-full.tsv"
     ),
-    TEST: Split(
-        _SENTENCES._replace(label=""), ("diagnostic.tsv",), TEST, "AX.tsv"
-    ),
+    TEST: Split(_SENTENCES._replace(label=""), "diagnostic.tsv", "AX.tsv"),
 }
+_RACE = {split: Split(RACE, split) for split in (TRAIN, DEV, TEST)}
 
 _ALL = (
     _glue("cola", "CoLA", _COLA, metrics=("matthews",)),
     _glue("sst2", "SST-2", Columns("sentence")),
-    _glue(
-        *("mrpc", "MRPC", _MRPC, ("0", "1"), _BOTH, "mnli"), parts=_MRPC_PARTS
-    ),
+    _glue("mrpc", "MRPC", _MRPC, ("0", "1"), _BOTH, "mnli"),
     _glue("stsb", "STS-B", _STSB, (), ("pearson", "spearman"), "mnli"),
     _glue("qqp", "QQP", _QQP, metrics=_BOTH, test_id="id"),
-    _glue("mnli", "MNLI", _MNLI, _MNLI_LABELS, parts=_MNLI_PARTS),
+    _glue("mnli", "MNLI", _MNLI, _MNLI_LABELS, files=_MNLI_FILES),
     _glue("qnli", "QNLI", _QNLI, _ENTAILMENT),
     _glue("rte", "RTE", _SENTENCES, _ENTAILMENT, starts_from="mnli"),
     _glue("wnli", "WNLI", _SENTENCES),
@@ -261,9 +233,7 @@ _ALL = (
     ),
     _squad(ALWAYS_ANSWERABLE, "1.1"),
     _squad("squad_v2", "2.0"),
-    _race("race", "middle", "high"),
-    _race("race_middle", "middle"),
-    _race("race_high", "high"),
+    Task("race", MULTIPLE_CHOICE, "race", _RACE, num_choices=4),
 )
 
 TASKS: Mapping[str, Task] = {task.name: task for task in _ALL}

@@ -188,7 +188,7 @@ class RunLog:
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                dropout, data, checkpoint, profile or loss_at_chance.
+                dropout, data, checkpoint or profile.
             step: Training steps done.
             facts: Further JSON values, by key.
         """

@@ -204,13 +204,6 @@ class Objective(abc.ABC):
         """What the best checkpoint minimises, of the result of `evaluate`."""
         return metrics["loss"]
 
-    def events_of_loop(
-        self, began_at: int, step: int, metrics: Mapping[str, float]
-    ) -> Mapping[str, Mapping[str, Any]]:
-        """Events to log after a device loop: facts, as JSON, by kind."""
-        del began_at, step, metrics
-        return {}
-
     @abc.abstractmethod
     def describe(self, metrics: Mapping[str, float]) -> str:
         """Formats the metrics, without `loss`, for a line of progress."""

@@ -233,7 +233,7 @@ class Run:
                 training.save_checkpoints_steps, training.keep_every_n_steps
             ):
                 self.save()
-            self._log_changes(began_at, metrics)
+            self._log_changes(metrics)
             if position.to_evaluate or (stops and boundary < last_step):
                 return self._stop_early()
         return self._finish(evaluated)
@@ -305,8 +305,8 @@ class Run:
             self.config.training,
         )
 
-    def _log_changes(self, began_at: int, metrics: Mapping[str, float]) -> None:
-        """Logs scheduled changes after a loop, and the objective's events."""
+    def _log_changes(self, metrics: Mapping[str, float]) -> None:
+        """Logs scheduled changes after a loop."""
         step, config = self.position.step, self.config
         self.profiler.steps_per_second = metrics["steps_per_second"]
         is_last = step == config.training.num_train_steps
@@ -318,9 +318,6 @@ class Run:
             name = self.data.at(step).name
             logging.info("training on %s from step %d on", name, step)
             self.log_event("data", name=name)
-        events = self.trainer.objective.events_of_loop(began_at, step, metrics)
-        for kind, facts in events.items():
-            self.log_event(kind, **facts)
 
     def log_event(self, kind: str, **facts: Any) -> None:
         """Logs an event at the current step."""

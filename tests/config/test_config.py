@@ -6,7 +6,6 @@ import pytest
 
 from albert_tf.config import (
     DataConfig,
-    FinetuningConfig,
     ModelConfig,
     OptimizerConfig,
     PretrainingConfig,
@@ -71,11 +70,6 @@ REFUSED = [
         {"num_warmup_steps": 20, "num_decay_steps": 21, "num_train_steps": 40},
         "num_warmup_steps + num_decay_steps must be at most "
         "num_train_steps. Received: 20 + 21 and 40.",
-    ),
-    (
-        FinetuningConfig().replace,
-        {"task": "rte", "null_holdout_fraction": 0.05},
-        "0.05 and --task=rte",
     ),
     *(
         (

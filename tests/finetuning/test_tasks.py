@@ -56,12 +56,6 @@ def test_classes_of_one_name_are_refused():
         TaskHeadConfig(labels=("a", "b", "a"))
 
 
-def test_a_dataset_replaces_all_files():
-    """A file next to it would not be read."""
-    with pytest.raises(UserError, match="glue/rte and dev_file"):
-        TaskConfig(task="rte", tfds="glue/rte", dev_file="files")
-
-
 def test_official_tasks_have_pairs_as_in_their_columns():
     """An export reads the settings only, without the columns."""
     for task in TASKS.values():

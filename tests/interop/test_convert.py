@@ -124,7 +124,7 @@ VOCABULARY = r"30000 pieces in 30k-clean\.model, and 11"
         ),
         (
             {"from_": "{run}/checkpoints/step-00000003"},
-            "Available steps: .*2, 4",
+            "step-00000003, which does not exist",
         ),
     ],
 )

@@ -188,32 +188,6 @@ def test_a_sound_checkpoint_with_other_variables_is_read(
         assert (f"has no {head} head" in caplog.text) == (head in missing)
 
 
-@pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
-def test_damaged_files_are_refused(tmp_path, suffix):
-    """Truncated at several places, and with a flipped bit."""
-    prefix = tmp_path / "model.ckpt-best"
-    google_albert_graph.write(prefix, CONFIG)
-    file = tmp_path / f"model.ckpt-best.{suffix}"
-    content = file.read_bytes()
-    middle = len(content) // 2
-    flipped = bytearray(content)
-    flipped[middle] ^= 8
-    for damaged in (b"", content[:middle], content[:-1], bytes(flipped)):
-        file.write_bytes(damaged)
-        with pytest.raises(UserError, match="must be an intact checkpoint"):
-            google_albert.read(str(prefix))
-    file.unlink()
-    with pytest.raises(UserError, match=r"must (exist|be an intact)"):
-        google_albert.read(str(prefix))
-
-
-def test_a_path_that_is_a_pattern_is_refused(tmp_path):
-    """TensorFlow does not find its files."""
-    google_albert_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
-    with pytest.raises(UserError, match=r"intact checkpoint.*a\[1\]"):
-        google_albert.read(str(tmp_path / "a[1]"))
-
-
 def test_the_published_name_selects_one_of_several_vocabularies(tmp_path):
     prefix = tmp_path / "model.ckpt-best"
     google_albert_graph.write(prefix, CONFIG)
