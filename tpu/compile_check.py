@@ -94,6 +94,7 @@ class Estimate:
     mfu: float | None = None  # model_flops per second, as a part of the peak
     days: float | None = None  # of the complete run
     chip_hours: float | None = None
+    dollars: float | None = None  # at price_per_device_hour
 
     def columns(self) -> dict[str, str]:
         """What the table of docs/tpu.md shows of a program that compiles."""
@@ -184,6 +185,8 @@ def estimate(
         mfu=planned.model_flops / step_s / chip.peak_flops,
         days=hours / 24,
         chip_hours=hours * where.num_chips,
+        dollars=config.distribution.price_per_device_hour
+        * (hours * where.num_chips),
     )
 
 
@@ -194,6 +197,8 @@ def describe(found: Estimate) -> str:
         return f"{head}\nDOES NOT COMPILE. The compiler's error:\n{found.error}"
     shown = found.columns()
     shown["HBM, GiB"] += f" of {found.chip_memory_bytes / GIB:.2f}"
+    if found.dollars:
+        shown["dollars"] = _expected(found.dollars, ",.0f")
     lines = [f"  {name:15}{text}" for name, text in shown.items()]
     if found.uncounted_loops:
         lines.append("  TIMES ARE TOO LOW: some loops have an unknown length")

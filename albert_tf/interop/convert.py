@@ -45,7 +45,8 @@ from albert_tf.runs.directory import (
     load_config,
     write_config,
 )
-from albert_tf.runs.log import DURATIONS, read_metrics
+from albert_tf.runs.log import DURATIONS, read_events, read_metrics
+from albert_tf.runs.usage import describe_usage
 
 
 def convert(config: ConvertConfig) -> None:
@@ -206,8 +207,11 @@ def _describe_run(run_dir: str, step: int) -> dict[str, Any]:
     facts = {n: v for n, v in records.items() if not isinstance(v, list | dict)}
     lines = read_metrics(run_dir)
     if lines:  # the settings of a converted run are defaults
-        settings = flatten(load_config(run_dir).to_dict())
+        config = load_config(run_dir)
+        settings = flatten(config.to_dict())
         facts |= {name.partition(".")[2]: settings[name] for name in _SETTINGS}
+        prices = config.distribution.to_dict()
+        facts |= describe_usage(read_events(run_dir), prices)
     evaluations = [
         line
         for line in lines

@@ -141,6 +141,7 @@ def _facts(run: RunHistory) -> dict[str, str]:
         facts["MFU, mean"] = f"{mfu[:, 1].mean():.1%}"
     if run.times:
         facts |= _describe_times(run, run.times[1] - run.times[0])
+    facts |= run.usage
     for (split, metric), curve in run.curves.items():
         if metric.endswith(("loss", "accuracy")):
             step, value = curve[-1]

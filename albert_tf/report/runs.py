@@ -16,6 +16,7 @@ from albert_tf.runs.log import (
     read_events,
     read_metrics,
 )
+from albert_tf.runs.usage import describe_usage, time_of_start
 
 # Facts of events that are times in seconds, by cause.
 EVENT_FACTS = {
@@ -46,6 +47,7 @@ class RunHistory:
             event; None without events.
         settings: By dotted name, from config.json; empty without that file.
         records: Metadata of the records; empty if unknown.
+        usage: Device-hours, price, energy and CO2; empty if unknown.
 
     Raises:
         UserError: If the directory holds no metrics.
@@ -54,7 +56,8 @@ class RunHistory:
     def __init__(self, run_dir: str, name: str) -> None:
         self.run_dir, self.name = run_dir, name
         # Read as plain JSON, since other versions have other settings.
-        self.settings = flatten(self._load(CONFIG_FILE))
+        settings = self._load(CONFIG_FILE)
+        self.settings = flatten(settings)
         self.records = self._load(RECORDS_METADATA_FILE)
         self.seconds = dict.fromkeys(CAUSES, 0.0)
         self.tokens, self.last_step = 0.0, 0
@@ -75,11 +78,11 @@ class RunHistory:
         self.curves = {key: np.array(found) for key, found in points.items()}
         self.events: list[dict[str, Any]] = []
         self.times: tuple[float, float] | None = None
-        for event in read_events(run_dir):
-            if self.times is None:
-                began = event["time"] - event.get("start_up_s", 0.0)
-                self.times = began - event.get("restore_s", 0.0), 0.0
-            self.times = self.times[0], event["time"]
+        events = read_events(run_dir)
+        self.usage = describe_usage(events, settings.get("distribution", {}))
+        for event in events:
+            began = self.times[0] if self.times else time_of_start(event)
+            self.times = began, event["time"]
             for cause, fact in EVENT_FACTS.items():
                 self.seconds[cause] += event.get(fact, 0.0)
             if event["event"] != "checkpoint":

@@ -11,6 +11,7 @@ import contextlib
 import math
 import resource
 import sys
+from typing import Any
 
 import tensorflow as tf
 
@@ -93,15 +94,36 @@ def peak_flops(
     replicas = strategy.num_replicas_in_sync
     if config.peak_tflops:
         return config.peak_tflops * 1e12 * replicas
-    kind, peak = device_type(strategy), None
+    peak = describe_devices(strategy)[1]
+    return peak * replicas if peak else None
+
+
+def describe_devices(
+    strategy: tf.distribute.Strategy,
+) -> tuple[dict[str, Any], float | None]:
+    """The devices of a run as users pay for them, and the peak of a replica.
+
+    Returns:
+        For the event of a start: kind, number of TPU chips, of GPUs or of
+        machines, number of hosts, watts of a device (None: unknown). And the
+        peak in FLOP/s, if it is known.
+    """
+    kind, number = device_type(strategy), strategy.num_replicas_in_sync
+    per_host = devices_per_host(strategy)
+    hosts, peak, watts = number // per_host, None, None
     if kind == "TPU":
-        chip = devices.chip_of_this_machine(devices_per_host(strategy))
-        peak = chip.peak_flops if chip else None
+        if chip := devices.chip_of_this_machine(per_host):
+            peak, watts = chip.peak_flops, chip.watts
+            number = max(1, number // chip.cores)
     elif kind == "GPU":
         gpu = tf.config.list_physical_devices("GPU")[0]
         details = tf.config.experimental.get_device_details(gpu)
-        peak = devices.gpu_peak_flops(details.get("device_name", ""))
-    return peak * replicas if peak else None
+        name = details.get("device_name", "")
+        peak, watts = devices.gpu_peak_and_watts(name)
+    else:
+        number = hosts
+    found = {"kind": kind, "number": number, "hosts": hosts, "watts": watts}
+    return found, peak
 
 
 def num_parameters(model: ModelConfig, sentence_objective: str) -> int:

@@ -27,7 +27,9 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
+from albert_tf.cluster.energy import Meter
 from albert_tf.cluster.host import Host, connect
+from albert_tf.cluster.strategy import devices_per_host
 from albert_tf.cluster.workers import slice_servers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
@@ -44,6 +46,7 @@ from albert_tf.runs.checkpoints import (
 )
 from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import find_divergence
+from albert_tf.runs.usage import describe_usage
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
@@ -197,6 +200,11 @@ class Run:
             slice_servers(self.host.strategy),
             is_active=run_log is not None,
         )
+        self.devices, _ = cost.describe_devices(self.host.strategy)
+        self._meter = Meter(
+            self.devices["kind"], devices_per_host(self.host.strategy)
+        )
+        self.devices["measures"] = self._meter.measures
 
     def train(self) -> int:
         """Trains to the last step or a request to stop; returns the status."""
@@ -293,6 +301,7 @@ class Run:
         metrics |= self.progress.advance(position.times)
         position.clear_totals()
         if self.run_log:
+            self._meter.joules()
             self.progress.log(position.step, metrics)
             self.run_log.write("train", position.step, metrics)
         return metrics
@@ -320,7 +329,9 @@ class Run:
             self.log_event("data", name=name)
 
     def log_event(self, kind: str, **facts: Any) -> None:
-        """Logs an event at the current step."""
+        """Logs an event at the current step, with the energy until then."""
+        if self._meter.measures:
+            facts["joules"] = round(self._meter.joules(), 3)
         if self.run_log:
             self.run_log.write_event(kind, self.position.step, **facts)
 
@@ -447,6 +458,12 @@ class Run:
     def _finish_log(self) -> None:
         if self.run_log:
             self.run_log.finish()
+            used = describe_usage(
+                read_events(self.config.training.output_dir),
+                self.config.distribution.to_dict(),
+            )
+            texts = "; ".join(f"{n}: {text}" for n, text in used.items())
+            logging.info("used so far: %s", texts or "unknown")
 
     # Returns to a checkpoint.
 
@@ -501,6 +518,7 @@ def _log_start(
     if run.run_log:
         _log_software(software, training.output_dir)
     facts: dict[str, Any] = {**times, "software": software}
+    facts["devices"] = run.devices
     if resumed:
         lost_s = run.run_log.lost_seconds if run.run_log else 0.0
         # The next line includes the time before the checkpoint.

@@ -8,6 +8,8 @@ from albert_tf.errors import UserError
 from albert_tf.report.__main__ import main
 from albert_tf.report.page import page
 from albert_tf.report.runs import read_runs
+from albert_tf.runs.log import read_events
+from albert_tf.runs.usage import time_of_start
 from albert_tf.training import train
 from tests.helpers import tiny_run
 from tests.helpers.html_page import Page
@@ -156,9 +158,13 @@ def test_another_file_suffix_is_refused():
 
 @pytest.mark.slow
 def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(
-    tiny_records, tmp_path, capsys
+    tiny_records, tmp_path, capsys, caplog
 ):
-    """With a switch of dropout, and restarted after its last step."""
+    """With a switch of dropout, and restarted after its last step.
+
+    Its price is that of both processes.
+    """
+    caplog.set_level("INFO", "absl")
     run_dir = tmp_path / "run"
     config = tiny_run.make_config(
         tiny_records,
@@ -166,6 +172,8 @@ def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(
         num_train_steps=4,
         dropout_schedule="0:0.1,2:0.0",
         peak_tflops=0.5,
+        price_per_device_hour=3600.0,
+        watts_per_device=1000.0,
     )
     assert train.train(config) == 0
     assert train.train(config) == 0
@@ -190,5 +198,17 @@ def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(
     assert page.rows["restarts"] == [["1"]]
     assert page.rows["state"] == [["finished"]]
     assert page.rows["steps"] == [["4 of 4"]]
+    starts, ends = (
+        [e for e in read_events(str(run_dir)) if e["event"] in kinds]
+        for kinds in (("start", "resume"), ("finish",))
+    )
+    seconds = sum(
+        end["time"] - time_of_start(start)
+        for start, end in zip(starts, ends, strict=True)
+    )
+    assert page.rows["price"] == [[f"${seconds:.3g}"]]
+    kwh = f"{seconds / 3600:.3g} kWh, at 1000 W per device"
+    assert page.rows["energy"] == [[kwh]]
+    assert f"price: ${seconds:.3g}; energy: {kwh}" in caplog.text
     assert page.rows["records.vocab_size"] == [["400"]]
     assert matplotlib.image.imread(picture_file).size > 1e6

@@ -135,6 +135,9 @@ def test_the_peak_of_a_tpu_is_that_of_its_type_or_chips(
         monkeypatch.setenv(devices.TYPE_VARIABLE, kind)
     peak = cost.peak_flops(strategy, DistributionConfig())
     assert peak == (teraflops and teraflops * 1e12)
+    # People pay for chips; two devices are one chip of v3.
+    found, _ = cost.describe_devices(strategy)
+    assert found["number"] == (1 if kind == "v3-8" or chips == ["v4"] else 2)
 
 
 def test_peak_memory_is_that_of_the_accelerator_that_reports_it(monkeypatch):
