@@ -107,6 +107,8 @@ setup(
         "dask": DASK,
         "interop": ["torch>=2.4", "transformers>=4.46"],
         "serving": SERVING,
+        "wandb": ["wandb>=0.19"],
+        "mlflow": ["mlflow>=2.20"],
         "test": [
             *DASK,
             *SERVING,

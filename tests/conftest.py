@@ -122,6 +122,7 @@ EXTRAS = {
     "interop": ("safetensors", "torch", "transformers"),
     "tfds": ("tensorflow_datasets",),
     "tpu_compile": ("jax", "libtpu"),
+    "tracker": ("mlflow", "wandb"),
 }
 
 

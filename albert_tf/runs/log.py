@@ -83,6 +83,7 @@ class RunLog:
 
     Attributes:
         lost_seconds: Time spent on the lines that the last `rewind` dropped.
+        listeners: Called with the arguments of each `write`.
 
     Example:
         >>> import tempfile
@@ -102,6 +103,9 @@ class RunLog:
         self._writer: tf.summary.SummaryWriter | None = None
         self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
+        self.listeners: list[
+            Callable[[str, int, Mapping[str, float]], None]
+        ] = []
 
     @classmethod
     def open(
@@ -182,13 +186,15 @@ class RunLog:
                 writer.close()  # the next line begins a new file
 
         _try_to(write_all, self._metrics.path)
+        for listener in self.listeners:
+            listener(split, step, metrics)
 
     def write_event(self, kind: str, step: int, **facts: Any) -> None:
         """Adds one line, with the current time, to `events.jsonl`.
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                dropout, data, checkpoint or profile.
+                dropout, data, checkpoint, profile or tracker.
             step: Training steps done.
             facts: Further JSON values, by key.
         """

@@ -39,6 +39,7 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.runs import directory as run_directory
+from albert_tf.runs import tracker
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
@@ -89,6 +90,7 @@ def train(
         )
     objective = objective or Pretraining(config)
     # 1. Records and run directory, before any device is touched.
+    tracker.check_installed(config.training.tracker)
     data = objective.find_training_data()
     held_out = objective.find_held_out(data)
     run_directory.check(config, data)
@@ -104,7 +106,9 @@ def train(
                 run = open_run(
                     config, objective, data, held_out, host, initial, began
                 )
-            return run.train()
+            step = run.position.step
+            with tracker.tracking(config, run.run_log, step):
+                return run.train()
 
 
 def open_run(
