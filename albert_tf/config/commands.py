@@ -259,14 +259,6 @@ class SweepConfig(Config):
         "error, comma-separated, e.g. sop:nsp for sop minus nsp. Differences "
         "are taken between runs of the same seed.",
     )
-    paper: tuple[str, ...] = setting(
-        (),
-        "Published values of a variant, as NAME: METRIC=VALUE ..., for a "
-        "column next to the measured one, e.g. --paper='sop: "
-        "masked_lm_accuracy=0.54 downstream_average=80.1'. Give the flag once "
-        "per variant.",
-        repeated=True,
-    )
     parallel_runs: int = setting(
         1,
         "Number of runs to train at the same time. Runs share the devices and "
@@ -277,6 +269,14 @@ class SweepConfig(Config):
         False,
         "Check the settings of all runs, print the runs, and exit.",
     )
+
+    def check(self) -> None:
+        if not all(seed.isdecimal() for seed in self.seeds):
+            raise UserError(
+                "seeds must be whole numbers",
+                received=",".join(self.seeds),
+                remedy="Example: --seeds=1,2",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

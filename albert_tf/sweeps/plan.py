@@ -13,7 +13,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import flags as absl_flags
 
@@ -28,14 +28,6 @@ from albert_tf.errors import UserError
 
 RUNS_DIR = "runs"
 
-# Metrics of an evaluation. Sentence metrics need a sentence head.
-EVALUATION_METRICS = (
-    "loss",
-    "masked_lm_loss",
-    "masked_lm_accuracy",
-    "sentence_order_loss",
-    "sentence_order_accuracy",
-)
 # Sums over the lines of a run's log: the metric of a line.
 TRAINING_TOTALS = {
     "training_seconds": "loop_seconds",
@@ -102,14 +94,12 @@ class Plan:
             interrupted sweep can compare all variants early.
         metrics: Columns of the table.
         pairs: Variants to compare; the difference is first minus second.
-        paper: Published values by variant and metric.
     """
 
     dir: str
     runs: tuple[PlannedRun, ...]
     metrics: tuple[str, ...]
     pairs: tuple[tuple[str, str], ...]
-    paper: Mapping[str, Mapping[str, float]]
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -121,9 +111,8 @@ def make_plan(config: SweepConfig) -> Plan:
     """Makes the plan of a sweep; reads flag files and architectures only.
 
     Raises:
-        UserError: For an unknown or invalid flag, a variant that is listed
-            twice, names of variants and metrics that do not exist, or a variant
-            that starts from none of the earlier ones.
+        UserError: For an unknown or invalid flag, or a variant that starts from
+            none of the earlier ones.
     """
     if not config.variant:
         raise UserError(
@@ -133,12 +122,13 @@ def make_plan(config: SweepConfig) -> Plan:
         )
     base: list[str] = []
     for text in config.base_flags:
-        base += _split("base_flags", text, config.records_dir)
+        base += _split(text, config.records_dir)
     variants = _named("variant", config.variant, config.records_dir)
     evaluations = _named("evaluation", config.evaluation, config.records_dir)
     sweep_dir = config.output_dir.rstrip("/")
     runs: list[PlannedRun] = []
-    for seed in _parse_seeds(config.seeds):
+    seeds: list[int | None] = [int(seed) for seed in config.seeds]
+    for seed in seeds or [None]:
         of_seed: dict[str, PlannedRun] = {}
         for name, own in variants.items():
             run_name = name if seed is None else f"{name}-seed{seed}"
@@ -152,12 +142,10 @@ def make_plan(config: SweepConfig) -> Plan:
                 flags.append(f"--seed={seed + _SEEDS_PER_STAGE * earlier}")
             evaluated = {}
             for other, further in evaluations.items():
-                own_flags = (*flags, "--mode=eval", *further)
+                all_flags = (*flags, "--mode=eval", *further)
                 evaluated[other] = Evaluation(
-                    own_flags,
-                    _parse(
-                        f"evaluation {other} of {source}", own_flags, "eval"
-                    ),
+                    all_flags,
+                    _parse(f"evaluation {other} of {source}", all_flags),
                     f"{sweep_dir}/evaluations/{run_name}/{other}.json",
                 )
             of_seed[name] = PlannedRun(
@@ -170,25 +158,8 @@ def make_plan(config: SweepConfig) -> Plan:
                 evaluated,
             )
         runs += of_seed.values()
-    known = [
-        *EVALUATION_METRICS,
-        *TRAINING_TOTALS,
-        *(f"{e}/{m}" for e in evaluations for m in EVALUATION_METRICS),
-    ]
-    for metric in config.metrics:
-        if metric not in known:
-            raise UserError(
-                "metrics must be metrics of the runs",
-                received=metric,
-                remedy=f"Known: {', '.join(known)}.",
-            )
-    return Plan(
-        sweep_dir,
-        tuple(runs),
-        config.metrics,
-        _parse_pairs(config.compare, variants),
-        _parse_paper(config.paper, variants),
-    )
+    pairs = tuple(text.partition(":")[::2] for text in config.compare)
+    return Plan(sweep_dir, tuple(runs), config.metrics, pairs)
 
 
 def describe(plan: Plan) -> list[str]:
@@ -225,33 +196,20 @@ def _find_start(
     return earlier[name]
 
 
-def _split(source: str, text: str, records_dir: str) -> list[str]:
+def _split(text: str, records_dir: str) -> list[str]:
     """Splits flags, and fills in the directory of the records."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(
-            f"{source} must be flags separated by spaces: {error}",
-            received=text,
-        ) from None
-    for word in words:
-        if "{records_dir}" in word and not records_dir:
-            raise UserError(
-                "--records_dir is required",
-                remedy=f"It is part of {word} in {source}.",
-            )
+    words = shlex.split(text)
     return [word.replace("{records_dir}", records_dir) for word in words]
 
 
 def _named(
     setting: str, texts: Iterable[str], records_dir: str
-) -> dict[str, tuple[str, ...]]:
+) -> dict[str, list[str]]:
     """Parses `NAME: FLAGS`."""
-    found: dict[str, tuple[str, ...]] = {}
+    found = {}
     for text in texts:
         name, colon, rest = text.partition(":")
-        name = name.strip()
-        if not colon or not _NAME.fullmatch(name):
+        if not colon or not _NAME.fullmatch(name.strip()):
             raise UserError(
                 f"{setting} must be NAME: FLAGS, with a name of letters, "
                 "digits, _ and .",
@@ -259,77 +217,13 @@ def _named(
                 remedy=f"Example: --{setting}='narrow: "
                 "--model=embedding_size=64'",
             )
-        if name in found:
-            raise UserError(
-                f"{setting} must have each name once", received=name
-            )
-        found[name] = tuple(_split(f"{setting} {name}", rest, records_dir))
+        found[name.strip()] = _split(rest, records_dir)
     return found
 
 
-def _parse(
-    source: str, arguments: Sequence[str], mode: str = "train"
-) -> PretrainingConfig:
+def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
     """Parses settings of run_pretraining; errors name their source."""
     try:
-        config = parse_line(PretrainingConfig, arguments)
+        return parse_line(PretrainingConfig, arguments)
     except (absl_flags.Error, UserError) as error:
         raise UserError(f"{source}: {error}") from None
-    training = config.training
-    if training.output_dir or training.mode != mode or training.dry_run:
-        raise UserError(
-            f"{source} must not set --output_dir, --mode and --dry_run: the "
-            "sweep sets them",
-            received=" ".join(arguments),
-        )
-    return config
-
-
-def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
-    if not seeds:
-        return [None]
-    if len({int(s) for s in seeds if s.isdecimal()}) < len(seeds):
-        raise UserError(
-            "seeds must be different whole numbers",
-            received=",".join(seeds),
-            remedy="Example: --seeds=1,2",
-        )
-    return [int(seed) for seed in seeds]
-
-
-def _parse_pairs(
-    texts: Sequence[str], variants: Mapping[str, Any]
-) -> tuple[tuple[str, str], ...]:
-    pairs = []
-    for text in texts:
-        first, _, second = text.partition(":")
-        if first == second or not {first, second} <= {*variants}:
-            raise UserError(
-                "compare must be pairs of variants, as A:B,...",
-                received=text,
-                remedy=f"Variants: {', '.join(variants)}.",
-            )
-        pairs.append((first, second))
-    return tuple(pairs)
-
-
-def _parse_paper(
-    texts: Sequence[str], variants: Mapping[str, Any]
-) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for text in texts:
-        name, _, rest = text.partition(":")
-        try:
-            pairs = [item.split("=", 1) for item in rest.split()]
-            values = {metric: float(value) for metric, value in pairs}
-        except ValueError:
-            values = {}
-        if not values or name not in variants or name in found:
-            raise UserError(
-                "paper must be NAME: METRIC=VALUE ..., with numbers, once for "
-                "a variant",
-                received=text,
-                remedy=f"Variants: {', '.join(variants)}.",
-            )
-        found[name] = values
-    return found

@@ -13,7 +13,6 @@ import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from albert_tf.cluster.jobs import Job
@@ -24,7 +23,6 @@ from albert_tf.io.files import exists, is_remote, load_json_if_any, write_json
 from albert_tf.runs.directory import CONFIG_FILE, load_config
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.sweeps.plan import (
-    RUNS_DIR,
     TRAINING_TOTALS,
     Evaluation,
     Plan,
@@ -33,31 +31,17 @@ from albert_tf.sweeps.plan import (
 
 LOGS_DIR = "logs"
 
-# Settings that do not affect the training, but the metrics of an evaluation.
-_EVAL_SETTINGS = ("checkpoint_step", "eval_sentence_objective")
-
 
 def check_directory(plan: Plan) -> None:
-    """Refuses a directory that is not new and holds another sweep.
+    """Refuses other settings for a run that has started.
 
-    The settings of a run that has started must be the same, with those of the
-    evaluations that it does while it trains.
+    With those of the evaluations that it does while it trains.
     """
     if is_remote(plan.dir):
         raise UserError(
             "output_dir of a sweep must be a local directory",
             received=plan.dir,
             remedy="Records may be on gs://. Copy the results afterwards.",
-        )
-    others = set(os.listdir(plan.dir)) if os.path.isdir(plan.dir) else set()
-    others -= {LOGS_DIR}
-    if RUNS_DIR in others:
-        others = set(os.listdir(os.path.join(plan.dir, RUNS_DIR)))
-    if others.isdisjoint(run.name for run in plan.runs) and others:
-        raise UserError(
-            "output_dir must be new or hold this sweep",
-            received=f"{plan.dir}, with {name_faults(sorted(others))}",
-            remedy="Choose another --output_dir.",
         )
     for run in plan.runs:
         if not exists(f"{run.run_dir}/{CONFIG_FILE}"):
@@ -127,9 +111,9 @@ def _last_saved(run_dir: str) -> int:
 
 
 def read_evaluation(evaluation: Evaluation) -> dict[str, float] | None:
-    """The metrics of a further evaluation; None unless it had its settings."""
+    """The metrics of a further evaluation; None unless it had these flags."""
     stored = load_json_if_any(evaluation.path) or {}
-    is_same = stored.get("settings") == _evaluation_settings(evaluation.config)
+    is_same = stored.get("flags") == [*evaluation.flags]
     return stored["metrics"] if is_same else None
 
 
@@ -137,21 +121,8 @@ def _store_evaluation(evaluation: Evaluation, output: str) -> None:
     """Stores the metrics in the last line that an evaluation has printed."""
     with open(output, encoding="utf-8") as file:
         *_, metrics = file
-    write_json(
-        evaluation.path,
-        {
-            "settings": _evaluation_settings(evaluation.config),
-            "metrics": json.loads(metrics),
-        },
-    )
-
-
-def _evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
-    """The settings that affect a further evaluation, by dotted name."""
-    return _settings(config) | {
-        f"training.{name}": getattr(config.training, name)
-        for name in _EVAL_SETTINGS
-    }
+    content = {"flags": evaluation.flags, "metrics": json.loads(metrics)}
+    write_json(evaluation.path, content)
 
 
 def _settings(config: PretrainingConfig) -> dict[str, Any]:
@@ -209,10 +180,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
     return {
         "variants": {
             variant: {
-                metric: {
-                    **spread([*of(variant, metric).values()]),
-                    "paper": plan.paper.get(variant, {}).get(metric),
-                }
+                metric: spread([*of(variant, metric).values()])
                 for metric in plan.metrics
             }
             for variant in plan.variants
@@ -249,47 +217,31 @@ def _read_run(run: PlannedRun) -> dict[str, float]:
 
 def markdown(plan: Plan, content: Mapping[str, Any]) -> str:
     """Returns the tables of what `summarize` has found."""
-    paper = {variant: plan.paper.get(variant, {}) for variant in plan.variants}
     finished = [r.variant for r in plan.runs if r.name in content["runs"]]
-    header = ["variant", "runs"]
-    numbers = [str(finished.count(variant)) for variant in plan.variants]
-    cells: list[Sequence[str]] = [plan.variants, numbers]
-    for metric in dict.fromkeys([*plan.metrics, *chain(*paper.values())]):
-        is_measured = metric in plan.metrics
-        if is_measured:
-            found = [content["variants"][v][metric] for v in plan.variants]
-            header.append(metric)
-            cells.append([_mean(metric, values) for values in found])
-        if any(metric in values for values in paper.values()):
-            header.append("paper" if is_measured else f"{metric}, paper")
-            published = [values.get(metric) for values in paper.values()]
-            cells.append([_format(metric, value) for value in published])
-    text = table(header, zip(*cells, strict=True))
+    rows = [
+        [
+            variant,
+            str(finished.count(variant)),
+            *(_mean(metric, found[metric]) for metric in plan.metrics),
+        ]
+        for variant, found in content["variants"].items()
+    ]
+    text = table(["variant", "runs", *plan.metrics], rows)
     if any(run.seed is not None for run in plan.runs):
         text += "\nMean and standard deviation over seeds.\n"
     if not plan.pairs:
         return text
-    rows = []
-    for one in content["differences"]:
-        first, second, metric = one["first"], one["second"], one["metric"]
-        of_first, of_second = (
-            paper[first].get(metric),
-            paper[second].get(metric),
-        )
-        expected = None
-        if of_first is not None and of_second is not None:
-            expected = of_first - of_second
-        if one["num_runs"]:
-            rows.append(
-                [
-                    f"{first} - {second}",
-                    metric,
-                    _format(metric, one["mean"], "+"),
-                    _format(metric, one["standard_error"]),
-                    _format(metric, expected, "+"),
-                ]
-            )
-    titles = ["difference", "metric", "mean", "standard error", "paper"]
+    rows = [
+        [
+            f"{one['first']} - {one['second']}",
+            one["metric"],
+            _format(one["metric"], one["mean"], "+"),
+            _format(one["metric"], one["standard_error"]),
+        ]
+        for one in content["differences"]
+        if one["num_runs"]
+    ]
+    titles = ["difference", "metric", "mean", "standard error"]
     return f"{text}\n{table(titles, rows)}"
 
 

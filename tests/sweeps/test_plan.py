@@ -3,7 +3,6 @@ import pytest
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.results import make_jobs
-from albert_tf.training.pretraining import metric_names
 
 STAGES = (
     "first:",
@@ -20,40 +19,22 @@ STAGES = (
         ({"variant": ("a: --beta_2=2",)}, "variant a: beta_2 must be below 1"),
         ({"variant": ("a: --model=width=3",)}, "variant a: .*width"),
         ({"variant": ("a: word",)}, "variant a: .*Received: word"),
-        ({"variant": ("a --beta_2=0.9",)}, "NAME: FLAGS"),
         ({"variant": ("a/b: --beta_2=0.9",)}, "NAME: FLAGS"),
-        ({"variant": ("a: 'b",)}, "No closing quotation"),
-        ({"variant": ("a:", "a: --beta_2=0.9")}, "each name once"),
-        ({"variant": ("a: --output_dir=x",)}, "a must not set --output_dir"),
-        ({"variant": ("a: --mode=eval",)}, "a must not set .*--mode"),
         ({"base_flags": ("--flagfile=none.flags",)}, "none.flags"),
-        ({"records_dir": ""}, "--records_dir is required.*base_flags"),
-        ({"seeds": ("1", "01")}, "seeds must be different"),
-        ({"seeds": ("one",)}, "seeds must be different whole numbers"),
-        ({"metrics": ("nsp/loss",)}, "metrics must be .*Received: nsp/loss"),
-        ({"compare": ("narrow:wide",)}, "compare must be pairs"),
-        ({"compare": ("long:long",)}, "compare must be pairs"),
-        ({"paper": ("wide: loss=1",)}, "paper must be .*narrow, long"),
-        ({"paper": ("long: loss",)}, "with numbers"),
+        ({"seeds": ("1", "one")}, "seeds must be whole .* Received: 1,one"),
         ({"evaluation": ("e: --beta_2=2",)}, "evaluation e of variant narrow"),
-        ({"evaluation": ("e: --dry_run",)}, "evaluation e .*--dry_run"),
-        ({"evaluation": ("e: --mode=train",)}, "evaluation e .*must not set"),
         *(
             (
                 {"variant": (f"first: --init_checkpoint={{run:{name}}}", "b:")},
                 "init_checkpoint of variant first must be a path or",
             )
-            for name in ("b", "first", "no_such", "x}/{run:y")
+            for name in ("b", "first", "x}/{run:y")
         ),
     ],
 )
 def test_mistakes_are_found_before_a_run_starts(base, changes, message):
     with pytest.raises(UserError, match=message):
         plans.make_plan(base(**changes))
-
-
-def test_metrics_of_evaluations_are_those_of_pretraining():
-    assert set(plans.EVALUATION_METRICS) == set(metric_names("sop"))
 
 
 def test_a_variant_starts_from_the_run_of_an_earlier_one(base, tmp_path):
