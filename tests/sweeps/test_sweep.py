@@ -65,7 +65,7 @@ def sweep_of(base, tmp_path, monkeypatch):
             (tmp_path / name).write_text("\n".join(lines) + "\n")
         settings = {"metrics": ("training_seconds",)} | (changes or {})
         config = base(
-            base_flags=("--synthetic_input",),
+            base_flags=(base().base_flags[0], "--synthetic_input"),
             variant=tuple(f"{name}: {VARIANTS[name]}" for name in scripts),
             **settings,
         )
