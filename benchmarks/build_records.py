@@ -4,28 +4,23 @@ r"""Measure speed and memory of `data_prep.build_tfrecords`.
         --input_file='corpus/*.txt' --spm_model_file=build/spm.model \
         --work_dir=build/benchmark
 
-Prints Markdown tables: the speed for several values of `--dupe_factor` and
-numbers of processes, which are Dask workers in the last rows, if Dask is
-installed; and the peak memory for several corpora. CPU time is the sum over all
-processes but Dask's workers, from text to finished shards, including start-up.
-It is meaningful on a busy machine, too. Of the settings of build_tfrecords, set
-only `--input_file`, `--spm_model_file`, `--max_seq_length` and
-`--max_predictions_per_seq`; the builds use the defaults of the others.
+Prints a Markdown table: speed and peak memory for several values of
+`--dupe_factor` and numbers of processes. CPU time is the sum over all processes
+from text to finished shards, including start-up. It is meaningful on a busy
+machine, too. Of the settings of build_tfrecords, set only `--input_file`,
+`--spm_model_file`, `--max_seq_length` and `--max_predictions_per_seq`; the
+builds use the defaults of the others.
 """
 
 import collections
-import contextlib
 import dataclasses
-import importlib.util
 import os
 import pathlib
-import random
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from albert_tf.config import flags, setting
@@ -41,13 +36,8 @@ class BenchmarkConfig(RecordsConfig):
 
     work_dir: str = setting(
         "",
-        "New directory for corpora and records, removed at the end, e.g. "
+        "New directory for the records, removed at the end, e.g. "
         "build/benchmark.",
-    )
-    copies: int = setting(
-        10,
-        "Number of repetitions of the text in the largest corpus.",
-        at_least=2,
     )
 
 
@@ -62,7 +52,7 @@ class Measured(NamedTuple):
 
 
 def main(config: BenchmarkConfig) -> None:
-    """Measures, and prints the tables."""
+    """Measures, and prints the table."""
     config.require("input_file", "spm_model_file", "work_dir")
     work = pathlib.Path(config.work_dir)
     work.mkdir(parents=True)
@@ -75,50 +65,24 @@ def main(config: BenchmarkConfig) -> None:
         f"P={config.max_predictions_per_seq}, {cores} cores\n"
     )
     print(
-        "| runner | dupe_factor | processes | examples | wall s | CPU s "
-        "| examples/s per core | speed-up | MB per worker |"
+        "| dupe_factor | processes | examples | wall s | CPU s "
+        "| examples/s per core | speed-up | MB per worker | MB of the reader |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    has_dask = importlib.util.find_spec("distributed") is not None
-    for runner in ("local", "dask") if has_dask else ("local",):
-        for dupe_factor in (1, 10):
-            alone = None
-            for num_workers in dict.fromkeys((1, cores)):
-                with _workers(runner, num_workers) as its_flags:
-                    made = _build(config, texts, work, dupe_factor, its_flags)
-                alone = alone or made
-                cpu_s, memory = (
-                    f"{made.cpu_s:.1f} | {made.examples / made.cpu_s:,.0f}",
-                    f"{made.peak_bytes / 1e6:.0f}",
-                )
-                if runner == "dask":  # not measured
-                    cpu_s, memory = "|", ""
-                print(
-                    f"| {runner} | {dupe_factor} | {num_workers} "
-                    f"| {made.examples:,} | {made.wall_s:.1f} | {cpu_s} "
-                    f"| {alone.wall_s / made.wall_s:.2f} | {memory} |",
-                    flush=True,
-                )
-    print(
-        "\n| text | MB | dupe_factor | examples | MB per worker "
-        "| MB of the reader |"
-    )
-    print("|---|---|---|---|---|---|")
-    repeated = f"{config.copies} times, documents in other orders"
-    for name, paths, dupe_factor in (
-        ("once", texts, 1),
-        ("once", texts, 40),
-        (repeated, _repeat(texts, work, config.copies), 1),
-    ):
-        workers = [f"--num_workers={cores}"]
-        made = _build(config, paths, work, dupe_factor, workers)
-        size = sum(map(os.path.getsize, paths)) / 1e6
-        print(
-            f"| {name} | {size:.1f} | {dupe_factor} | {made.examples:,} "
-            f"| {made.peak_bytes / 1e6:.0f} "
-            f"| {made.main_peak_bytes / 1e6:.0f} |",
-            flush=True,
-        )
+    for dupe_factor in (1, 10):
+        alone = None
+        for num_workers in dict.fromkeys((1, cores)):
+            made = _build(config, texts, work, dupe_factor, num_workers)
+            alone = alone or made
+            print(
+                f"| {dupe_factor} | {num_workers} | {made.examples:,} "
+                f"| {made.wall_s:.1f} | {made.cpu_s:.1f} "
+                f"| {made.examples / made.cpu_s:,.0f} "
+                f"| {alone.wall_s / made.wall_s:.2f} "
+                f"| {made.peak_bytes / 1e6:.0f} "
+                f"| {made.main_peak_bytes / 1e6:.0f} |",
+                flush=True,
+            )
     shutil.rmtree(work)
 
 
@@ -127,7 +91,7 @@ def _build(
     texts: list[str],
     work: pathlib.Path,
     dupe_factor: int,
-    more_flags: list[str],
+    num_workers: int,
 ) -> Measured:
     """Runs `build_tfrecords` and measures its processes."""
     output_dir = work / "records"
@@ -142,7 +106,7 @@ def _build(
         f"--max_seq_length={config.max_seq_length}",
         f"--max_predictions_per_seq={config.max_predictions_per_seq}",
         f"--dupe_factor={dupe_factor}",
-        *more_flags,
+        f"--num_workers={num_workers}",
     ]
     begin, before = time.monotonic(), os.times()
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -162,43 +126,6 @@ def _build(
         peak_bytes=max(peaks.values(), default=main_peak),
         main_peak_bytes=main_peak,
     )
-
-
-@contextlib.contextmanager
-def _workers(runner: str, number: int) -> Iterator[list[str]]:
-    """Starts Dask workers; yields the flags of a build by `number` processes.
-
-    CPU time and memory do not include Dask's workers.
-    """
-    if runner == "local":
-        yield [f"--num_workers={number}"]
-        return
-    import distributed
-
-    # The workers import the packages of this checkout.
-    os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parents[1])
-    # Dask's workers return freed memory at once, which costs time.
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
-    with distributed.LocalCluster(
-        n_workers=number, threads_per_worker=1, dashboard_address=None
-    ) as cluster:
-        address = cluster.scheduler_address
-        yield [f"--dask_scheduler={address}"]
-
-
-def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:
-    """Writes copies of the corpus, each with another order of documents."""
-    paths = []
-    for copy in range(copies):
-        paths.append(str(work / f"copy-{copy:02d}.txt"))
-        rng = random.Random(copy)
-        with open(paths[-1], "w", encoding="utf-8") as file:
-            for text in rng.sample(texts, len(texts)):
-                content = pathlib.Path(text).read_text(encoding="utf-8")
-                documents = content.strip().split("\n\n")
-                rng.shuffle(documents)
-                file.write("\n\n".join(documents) + "\n\n")
-    return paths
 
 
 def _children(pid: int) -> list[int]:

@@ -10,9 +10,10 @@ customers in 77 classes ([Casanueva et al.,
 `data_prep/sample_questions`. One kind of run starts from each pretrained model,
 and one from random weights, with the same architecture, vocabulary, settings
 and seeds. `--examples_per_class=10` trains on the first ten questions of each
-class. Prints two Markdown tables: the accuracy on the test set after the last
-step; and how much higher it is with each pretrained model than from scratch, as
-a mean over the seeds. The same command continues an interrupted benchmark.
+class. Prints a Markdown table: the accuracy on the test set after the
+last step by seed, its mean and deviation, and how much higher it is than from
+scratch, with the standard error. The same command continues an interrupted
+benchmark.
 """
 
 import collections
@@ -23,23 +24,20 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
 from albert_tf.sweeps.results import spread, table
 
 _SCRATCH = "from scratch"
+DATA_DIR = pathlib.Path("data_prep/sample_questions")
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(Config):
     """Data, model and settings of the runs."""
 
-    data_dir: str = setting(
-        "data_prep/sample_questions",
-        "Directory with train.jsonl and test.jsonl, whose objects have text "
-        "and category.",
-    )
     examples_per_class: int = setting(
         0,
         "Number of training questions of each class, the first ones of the "
@@ -58,24 +56,10 @@ class BenchmarkConfig(Config):
     num_runs: int = setting(
         5, "Number of seeds of each kind of run.", at_least=1
     )
-    max_seq_length: int = setting(
-        32, "Number of tokens after which a question is cut.", at_least=3
-    )
     num_train_steps: int = setting(
         1000, "Number of training steps of a run.", at_least=1
     )
-    global_batch_size: int = setting(
-        16, "Number of examples in a step.", at_least=1
-    )
-    learning_rate: float = setting(
-        3e-4, "Peak learning rate of the pretrained models.", at_least=0
-    )
-    scratch_learning_rate: float = setting(
-        0.0,
-        "Peak learning rate from scratch, which usually needs a higher one. 0: "
-        "the same as learning_rate.",
-        at_least=0,
-    )
+    learning_rate: float = setting(3e-4, "Peak learning rate.", at_least=0)
 
 
 def main(config: BenchmarkConfig) -> None:
@@ -95,42 +79,31 @@ def main(config: BenchmarkConfig) -> None:
     architecture = work_dir / "albert_config.json"
     architecture.write_text(json.dumps(dataclasses.asdict(weights.config)))
     train_file = work_dir / "train.jsonl"
-    questions = first_questions(
-        pathlib.Path(config.data_dir), config.examples_per_class
-    )
+    lines = (DATA_DIR / "train.jsonl").read_text().splitlines()
+    questions = first_questions(lines, config.examples_per_class)
     train_file.write_text("\n".join(questions) + "\n")
-    starts = {
-        _SCRATCH: (
+    starts: dict[str, list[str]] = {
+        _SCRATCH: [
             "--from_scratch",
             f"--albert_config_file={architecture}",
             f"--init_vocabulary={weights.vocabulary}",
-            "--learning_rate="
-            f"{config.scratch_learning_rate or config.learning_rate}",
-        ),
-    } | {
-        model: (
-            f"--init_checkpoint={model}",
-            f"--learning_rate={config.learning_rate}",
-        )
-        for model in config.init_checkpoint
-    }
+        ]
+    } | {m: [f"--init_checkpoint={m}"] for m in config.init_checkpoint}
     accuracies = {
         name: _run(config, train_file, work_dir / f"start-{number}", start)
         for number, (name, start) in enumerate(starts.items(), start=1)
     }
-    print(tables(accuracies), end="")
+    print(results_table(accuracies), end="")
 
 
-def first_questions(
-    data_dir: pathlib.Path, examples_per_class: int
-) -> list[str]:
-    """The first lines of train.jsonl of each class; 0 is all lines."""
+def first_questions(lines: Sequence[str], per_class: int) -> list[str]:
+    """The first JSON lines of each category; 0 is all lines."""
     counts: collections.Counter[str] = collections.Counter()
     kept = []
-    for line in (data_dir / "train.jsonl").read_text().splitlines():
+    for line in lines:
         category = json.loads(line)["category"]
         counts[category] += 1
-        if counts[category] <= (examples_per_class or math.inf):
+        if counts[category] <= (per_class or math.inf):
             kept.append(line)
     return kept
 
@@ -139,7 +112,7 @@ def _run(
     config: BenchmarkConfig,
     train_file: pathlib.Path,
     output_dir: pathlib.Path,
-    start: tuple[str, ...],
+    start: Sequence[str],
 ) -> list[float]:
     """Runs the command with each seed; returns their accuracies."""
     accuracies = []
@@ -149,14 +122,15 @@ def _run(
             "--task=classification",
             "--label_column=category",
             f"--train_file={train_file}",
-            f"--dev_file={pathlib.Path(config.data_dir) / 'test.jsonl'}",
+            f"--dev_file={DATA_DIR / 'test.jsonl'}",
             f"--output_dir={output_dir}/run-{seed}",
             f"--seed={seed}",
             f"--num_train_steps={config.num_train_steps}",
             f"--num_warmup_steps={config.num_train_steps // 10}",
             f"--save_checkpoints_steps={config.num_train_steps}",
-            f"--global_batch_size={config.global_batch_size}",
-            f"--max_seq_length={config.max_seq_length}",
+            f"--learning_rate={config.learning_rate}",
+            "--global_batch_size=16",
+            "--max_seq_length=32",
             *start,
         )
         finished = subprocess.run(command, stdout=subprocess.PIPE, check=False)
@@ -166,36 +140,30 @@ def _run(
     return accuracies
 
 
-def tables(accuracies: Mapping[str, Sequence[float]]) -> str:
-    """Two Markdown tables: accuracies by seed, and differences from scratch.
-
-    With one seed, there is only the first, without mean and deviation.
-    """
+def results_table(accuracies: Mapping[str, Sequence[float]]) -> str:
+    """A Markdown table of the accuracies, with their spread over the seeds."""
     scratch = accuracies[_SCRATCH]
-    spreads = {name: spread(values) for name, values in accuracies.items()}
-    several = len(scratch) > 1
-    header = [f"seed {number}" for number in range(1, len(scratch) + 1)]
-    shown = ["mean", "standard_deviation"] * several
-    text = table(
-        ["start", *header, *["mean", "deviation"] * several],
-        [
+
+    def show(values: Mapping[str, Any], error: str, sign: str = "") -> str:
+        if values[error] is None:  # of one seed
+            return f"{values['mean']:{sign}.1%}"
+        return f"{values['mean']:{sign}.1%} ± {values[error]:.1%}"
+
+    rows = []
+    for name, values in accuracies.items():
+        gains = [a - b for a, b in zip(values, scratch, strict=True)]
+        rows.append(
             [
                 name,
                 *(f"{value:.1%}" for value in values),
-                *(f"{spreads[name][key]:.1%}" for key in shown),
+                show(spread(values), "standard_deviation"),
+                show(spread(gains), "standard_error", "+")
+                if name != _SCRATCH
+                else "",
             ]
-            for name, values in accuracies.items()
-        ],
-    )
-    if not several:
-        return text
-    rows = []
-    for name in [name for name in accuracies if name != _SCRATCH]:
-        pairs = zip(accuracies[name], scratch, strict=True)
-        found = spread([ours - theirs for ours, theirs in pairs])
-        error = f"{found['standard_error']:.1%}"
-        rows.append([f"{name} - {_SCRATCH}", f"{found['mean']:+.1%}", error])
-    return f"{text}\n{table(['difference', 'mean', 'standard error'], rows)}"
+        )
+    seeds = [f"seed {number}" for number in range(1, len(scratch) + 1)]
+    return table(["start", *seeds, "mean", f"- {_SCRATCH}"], rows)
 
 
 if __name__ == "__main__":
