@@ -146,7 +146,9 @@ def _facts(run: RunHistory) -> dict[str, str]:
         if metric.endswith(("loss", "accuracy")):
             step, value = curve[-1]
             where = "held-out set" if split == "eval" else "training"
-            facts[f"{metric}, {where}, last"] = f"{value:.4g} at step {step:,g}"
+            facts[f"{metric}, {where}, last"] = (
+                f"{value:.4g} at step {step:,.0f}"
+            )
     return facts
 
 
