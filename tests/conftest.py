@@ -187,42 +187,20 @@ class SmallDisk(type(pathlib.Path())):
         status = os.statvfs(self)
         return status.f_bavail * status.f_frsize
 
-    def change(self, options):
-        """Changes its limits, e.g. to `nr_inodes=1000`."""
-        subprocess.run(
-            ["mount", "-o", f"remount,{options}", self],
-            check=True,
-        )
-
 
 @pytest.fixture
-def make_disk(tmp_path):
-    """A function that mounts a small file system; only root can mount it."""
-    mounted = []
-
-    def make(options):
-        directory = SmallDisk(tmp_path / f"disk{len(mounted)}")
-        directory.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory]
-        if (
-            not shutil.which("mount")
-            or subprocess.run(
-                mount, capture_output=True, check=False
-            ).returncode
-        ):
-            pytest.skip("needs the right to mount a small disk")
-        mounted.append(directory)
-        return directory
-
-    yield make
-    for directory in mounted:
-        subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-@pytest.fixture
-def small_disk(make_disk):
-    """A mounted file system of 256 KiB."""
-    return make_disk("size=256k")
+def small_disk(tmp_path):
+    """A mounted file system of 256 KiB; only root can mount it."""
+    directory = SmallDisk(tmp_path / "disk")
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory]
+    if (
+        not shutil.which("mount")
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a small disk")
+    yield directory
+    subprocess.run(["umount", "--lazy", directory], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from albert_tf.config.commands import (
     ConvertConfig,
-    ExportConfig,
     ReportConfig,
 )
 from albert_tf.errors import RetryError, UserError
@@ -26,10 +25,8 @@ from albert_tf.runs.checkpoints import (
     list_checkpoints,
 )
 from albert_tf.runs.log import RunLog, read_events, read_metrics
-from albert_tf.serving.export import export
 from albert_tf.training.train import train
-from data_prep import build_tfrecords, inspect_records
-from data_prep.config import InspectConfig
+from data_prep import build_tfrecords
 from tests.helpers import tiny_run
 from tests.helpers.fake_gcs import Rule
 from tests.helpers.run_processes import RunProcesses, check_same_run
@@ -40,24 +37,6 @@ pytestmark = pytest.mark.slow
 RUN = "gs://bucket/run"
 RECORDS = "gs://bucket/records"
 SHARD = r"train/.*tfrecord"
-
-
-# Requests for the metadata of objects do not count.
-REQUESTS = {
-    "line of metrics": {"put": 2, "read": 1, "start": 2},
-    "event": {"put": 1, "read": 1, "start": 1},
-    "checkpoint": {
-        "delete": 7,
-        "list": 9,
-        "mkdir": 1,
-        "put": 3,
-        "read": 2,
-        "rewrite": 2,
-        "start": 3,
-    },
-    "restored checkpoint": {"list": 5, "read": 8},
-    "shard": {"read": 1},
-}
 
 
 @pytest.fixture
@@ -141,62 +120,6 @@ def test_transient_faults_change_nothing(
     assert all(len(checkpoint.sizes) == 2 for checkpoint in written)
 
 
-def test_a_hanging_answer_and_an_expired_token_change_nothing(
-    storage, config, source, tmp_path, monkeypatch
-):
-    """The token ends the run with one line. With a valid one, it continues."""
-    storage.set_rules([Rule(skip=160, status=401)])
-    with pytest.raises((UserError, tf.errors.OpError)) as raised:
-        train(config)
-    assert "have expired" in str(faults.explain(raised.value))
-    storage.set_rules([])
-    assert 0 < len(list_checkpoints(f"{RUN}/checkpoints")) < 4
-    monkeypatch.setenv("GCS_REQUEST_IDLE_TIMEOUT_SECS", "1")
-    storage.set_rules(
-        [
-            Rule("put", "checkpoints", skip=1, times=1, seconds=4),
-            Rule("read", "tfrecord", skip=1, times=1, seconds=4),
-            Rule("list", "checkpoints", skip=1, times=1, seconds=4),
-        ]
-    )
-    run = RunProcesses(config, tmp_path)
-    assert run.wait() == [0], run.log()
-    assert storage.num_faults() == 3
-    check_same_run(RUN, source)
-
-
-def test_requests_of_each_operation(storage, tiny_records):
-    """docs/runs.md has their sums."""
-    run = "gs://bucket/counted"
-    counts = {}
-
-    def count(name, operation):
-        storage.count()
-        operation()
-        counted = storage.count()
-        counts[name] = {k: n for k, n in sorted(counted.items()) if k != "stat"}
-
-    variables = {"kernel": tf.Variable([1.0, 2.0])}
-    store = CheckpointStore(run, variables, keep_max=1)
-    store.save(1, {})
-    store.wait()
-    shard = min((tiny_records / "train").glob("*.tfrecord"))
-    storage.put("shard", shard.read_bytes())
-    log = RunLog.open(run, 0)
-    log.write("train", 1, {"loss": 1.0})
-    log.write_event("start", 1)
-
-    count("line of metrics", lambda: log.write("train", 2, {"loss": 1.0}))
-    count("event", lambda: log.write_event("stop", 2))
-    count("checkpoint", lambda: (store.save(2, {}), store.wait()))
-    count("restored checkpoint", store.restore)
-    count(
-        "shard",
-        lambda: list(tf.data.TFRecordDataset("gs://bucket/shard")),
-    )
-    assert counts == REQUESTS
-
-
 def test_a_checkpoint_that_looks_damaged_is_read_again(storage, monkeypatch):
     monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
     store = CheckpointStore(RUN, {"kernel": tf.Variable([1.0, 2.0])})
@@ -242,21 +165,15 @@ def commands(storage, settings, source, tiny_records):
         output_dir=f"{out}/run",
     )
     build = dataclasses.replace(build, output_dir=f"{out}/records")
-    exporting = ExportConfig(run_dir=run, export_dir=f"{out}/exported")
     converting = ConvertConfig(from_=run, to=f"{out}/converted")
     reporting = ReportConfig(
         run_dirs=(run,), output_file=(f"{out}/report.html",)
     )
-    inspecting = InspectConfig(
-        input_file=(records,), output_file=f"{out}/picture.png", num_workers=1
-    )
     return {
         "build": (build_tfrecords.main, build, "records/train/metadata.json"),
         "train": (train, config, "run/config.json"),
-        "export": (export, exporting, "exported/saved_model.pb"),
         "convert": (convert, converting, "converted/config.json"),
         "report": (report.main, reporting, "report.html"),
-        "inspect": (inspect_records.main, inspecting, "picture.png"),
     }
 
 
@@ -287,9 +204,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["build", "train", "export", "convert", "report", "inspect"]
-)
+@pytest.mark.parametrize("name", ["build", "train", "convert", "report"])
 def test_commands_end_with_a_result_or_one_line(
     name, storage, commands, monkeypatch
 ):
@@ -341,25 +256,6 @@ def test_a_missing_file_is_named_without_a_permission_for_the_bucket(storage):
     files.check_bucket.cache_clear()
     with pytest.raises(FileNotFoundError, match="no such file"):
         files.open_existing("gs://bucket/none.txt")
-
-
-def test_damaged_json_is_read_again(storage, monkeypatch):
-    monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
-    storage.put("a.json", b'{"a": 1}')
-    for action in ("short", "flip"):
-        storage.set_rules([Rule("read", action=action, times=2)])
-        assert files.load_json("gs://bucket/a.json") == {"a": 1}
-    storage.put("damaged.json", b'{"a": ')
-    with pytest.raises(UserError, match="must be JSON"):
-        files.load_json("gs://bucket/damaged.json")
-
-
-def test_json_that_another_program_has_just_removed_is_missing(storage):
-    """TensorFlow believes for 5 s that it exists."""
-    storage.put("a.json", b"{}")
-    assert files.load_json_if_any("gs://bucket/a.json") == {}
-    storage.remove("a.json")
-    assert files.load_json_if_any("gs://bucket/a.json") is None
 
 
 # Approximate number of requests of a resumed run, by kind.
