@@ -25,18 +25,17 @@ FOUND = ROOT / "tpu" / "compiled.json"
 # The flag files of each recipe, in configs/pretrain and configs/hardware, and
 # the flags that follow them. The best micro-batch depends on model and slice.
 _IN = "--gradient_accumulation_steps="
-_F32 = "--recompute_logit_gradients --float32_score_gradients"
 _NO_LIMIT = "--libtpu_init_args="
 RECIPES = {
     "base_v1_125k": "base_v1_125k v5e_256",
     "base_v1_125k_packed": "base_v1_125k packed v5e_128",
-    "base_v2_125k": f"base_v2_125k v5e_256 {_IN}4 {_F32} {_NO_LIMIT}",
-    "base_v2_125k_packed": f"base_v2_125k packed v5e_128 {_F32} {_NO_LIMIT}",
+    "base_v2_125k": f"base_v2_125k v5e_256 {_IN}4 {_NO_LIMIT}",
+    "base_v2_125k_packed": f"base_v2_125k packed v5e_128 {_NO_LIMIT}",
     "base_v2_125k_v4": "base_v2_125k v4_128",
     "base_v2_125k_v5p": "base_v2_125k v5p_128",
     "base_v2_125k_v6e": "base_v2_125k v6e_8",
-    "base_v2_10m": f"base_v2_10m v5e_256 {_IN}4 {_F32} {_NO_LIMIT}",
-    "base_v2_10m_packed": f"base_v2_10m packed v5e_128 {_F32} {_NO_LIMIT}",
+    "base_v2_10m": f"base_v2_10m v5e_256 {_IN}4 {_NO_LIMIT}",
+    "base_v2_10m_packed": f"base_v2_10m packed v5e_128 {_NO_LIMIT}",
     "bert_base_125k": "bert_base_125k v5e_256",
     "bert_large_125k": f"bert_large_125k v5e_256 {_IN}4",
     "large_v1_125k": f"large_v1_125k v5e_256 {_IN}4",
@@ -44,8 +43,8 @@ RECIPES = {
         "large_v1_125k packed v5e_256 "
         "--libtpu_init_args=--xla_tpu_scoped_vmem_limit_kib=28672"
     ),
-    "large_v2_3m": f"large_v2_3m v5e_256 {_IN}4 {_F32}",
-    "large_v2_3m_packed": f"large_v2_3m packed v5e_256 {_F32} {_NO_LIMIT}",
+    "large_v2_3m": f"large_v2_3m v5e_256 {_IN}4",
+    "large_v2_3m_packed": f"large_v2_3m packed v5e_256 {_NO_LIMIT}",
     "xlarge_v1_125k": f"xlarge_v1_125k v5e_256 {_IN}4",
     "xlarge_v1_125k_packed": "xlarge_v1_125k packed v5e_256",
     "xlarge_v2_3m": f"xlarge_v2_3m v5e_256 {_IN}4",

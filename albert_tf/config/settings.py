@@ -41,9 +41,11 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 # Settings that old runs have stored and that nothing uses: `Config.from_dict`
 # ignores them.
 FORMER_SETTINGS = {
-    *("gcp_project", "init_from_group0", "loop_seconds", "max_corrupt_records"),
-    *("null_holdout_fraction", "num_runs", "on_bad_example"),
-    *("on_corrupt_record", "tfds", "tfds_data_dir", "tpu_zone"),
+    *("clip_scope", "float32_score_gradients", "gcp_project", "tfds"),
+    *("init_from_group0", "loop_seconds", "max_corrupt_records", "num_runs"),
+    *("muon_momentum", "muon_rest", "null_holdout_fraction", "on_bad_example"),
+    *("on_corrupt_record", "peak_tflops", "plain_formulas", "tfds_data_dir"),
+    *("recompute_logit_gradients", "tpu_zone"),
     # Published models have these, which the released code of
     # google-research/albert does not use.
     *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),

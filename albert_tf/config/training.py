@@ -16,20 +16,8 @@ class OptimizerConfig(Config):
         "lamb",
         "lamb, as in google-research/albert; adamw; or muon, which updates the "
         "kernels of attention and feed-forward layer by Muon and all other "
-        "weights by muon_rest.",
+        "weights by AdamW.",
         choices=("lamb", "adamw", "muon"),
-    )
-    muon_rest: str = setting(
-        "adamw",
-        "With optimizer=muon, the optimizer of embeddings, heads, biases and "
-        "LayerNorm: adamw or lamb.",
-        choices=("adamw", "lamb"),
-    )
-    muon_momentum: float = setting(
-        0.95,
-        "Decay rate of the mean of the gradients that Muon uses.",
-        at_least=0,
-        below=1,
     )
     learning_rate: float = setting(
         0.00176,
@@ -80,19 +68,6 @@ class OptimizerConfig(Config):
         "down. 0 does not clip.",
         at_least=0,
     )
-    clip_scope: str = setting(
-        "global",
-        "Which gradients to clip: global clips those of the global batch; "
-        "per_replica clips those of each replica before they are averaged, as "
-        "in google-research/albert.",
-        choices=("global", "per_replica"),
-    )
-
-    @property
-    def has_trust_ratios(self) -> bool:
-        """Whether LAMB updates some weights."""
-        name = self.muon_rest if self.optimizer == "muon" else self.optimizer
-        return name == "lamb"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,26 +119,6 @@ class DistributionConfig(Config, affects="nothing"):
         "On CPUs, let XLA compile the operations between matrix products. "
         "--nofuse_on_cpu runs them one by one, which is slower.",
     )
-    recompute_logit_gradients: bool = setting(
-        False,
-        "On TPUs, compute the gradients of the masked-LM logits wherever they "
-        "are read, instead of storing them. The results are the same except "
-        "for rounding. By the TPU compiler's estimate, base takes 1 % fewer "
-        "cycles with it on v5e.",
-    )
-    float32_score_gradients: bool = setting(
-        False,
-        "On TPUs, store the gradients of attention scores in float32 instead "
-        "of bfloat16, with the same results. Use it where docs/tpu.md lists "
-        "it for the recipe: the compiler estimates fewer cycles there.",
-    )
-    plain_formulas: bool = setting(
-        False,
-        "Compute the model by its plain formulas, without the kernels of "
-        "albert_tf/modeling/kernels.py. This is slower and needs more memory; "
-        "the results are the same except for rounding. Use it to find out "
-        "whether a kernel is wrong.",
-    )
     worker_timeout_s: int = setting(
         600,
         "Time in seconds after which a worker that does not answer counts as "
@@ -178,14 +133,6 @@ class DistributionConfig(Config, affects="nothing"):
         "device loop that is compiled may take ten times its usual time, and "
         "at least 5 minutes. A run that takes longer logs the stack of each "
         "thread and exits with status 75. 0: no limit.",
-        at_least=0,
-    )
-    peak_tflops: float = setting(
-        0.0,
-        "Peak of one device, in 10^12 floating-point operations per second, "
-        "e.g. 197 for TPU v5e in bfloat16. The log reports the fraction of "
-        "the peak that training reaches (MFU). 0 uses the known peak of a TPU "
-        "or GPU, and logs no MFU for other devices.",
         at_least=0,
     )
     price_per_device_hour: float = setting(

@@ -32,7 +32,7 @@ from albert_tf.input.record_format import (
     RecordFormat,
     StoredFeature,
     padding_example,
-    parse_intact,
+    parse_records,
 )
 from albert_tf.input.record_sets import RecordSet
 
@@ -79,7 +79,7 @@ def training_dataset(
 
     @tf.autograph.experimental.do_not_convert
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
-        batch = parse_intact(serialized, record_format, config)
+        batch = parse_records(serialized, record_format.features, config)
         if record_format.finish is None:
             return batch
         return record_format.finish(batch, positions, seed)
@@ -147,8 +147,8 @@ def evaluation_dataset(
         return _parse_per_replica(
             batches,
             batch_size,
-            lambda serialized, _: parse_intact(
-                serialized, record_format, config
+            lambda serialized, _: parse_records(
+                serialized, record_format.features, config
             ),
             context,
         )

@@ -29,7 +29,6 @@ from albert_tf.io import faults
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
-    CLS_ID,
     SENTENCE_LABEL,
     features_to_read,
 )
@@ -83,15 +82,11 @@ class RecordFormat:
             batch of training. `positions`, int64 `(batch,)`, are the numbers
             of its records, batch number * global batch size + row. None leaves
             batches as they are.
-        find_faults: `batch -> faults`, applied to each parsed batch. The
-            faults are bool tensors `(batch,)` by description: whether a record
-            has the fault, and so is damaged. None finds no faults.
     """
 
     features: Sequence[StoredFeature]
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     finish: Callable[[Batch, tf.Tensor, int], Batch] | None = None
-    find_faults: Callable[[Batch], Mapping[str, tf.Tensor]] | None = None
 
 
 def pretraining_format(
@@ -122,69 +117,15 @@ def pretraining_format(
     limits = {
         "masked_lm_positions": config.max_seq_length,
         "segment_ids": 2,
+        SENTENCE_LABEL: 2,
     }
     if vocab_size is not None:
         limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
-    if not is_packed:  # `find_faults_of_rows` checks those of packed rows
-        limits[SENTENCE_LABEL] = 2
     return RecordFormat(
         features_to_read(records.masking, records.packing),
         limits,
         mask if records.masking == "dynamic" else None,
-        find_faults_of_rows if is_packed else None,
     )
-
-
-def find_faults_of_rows(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Finds wrong numbers, positions and weights of examples in packed rows.
-
-    Training on such a row raises no error, but tokens attend to other examples
-    or have wrong positions. `data_prep.inspect_records` checks more. The
-    result is that of `RecordFormat.find_faults`.
-    """
-    numbers = batch["input_mask"]
-    before = tf.pad(numbers[:, :-1], [[0, 0], [1, 0]])
-    starts = (numbers > 0) & (numbers != before)
-    # Padding follows the last example.
-    follows_padding = tf.pad(
-        before[:, 1:] == 0, [[0, 0], [1, 0]], constant_values=False
-    )
-    continues = (numbers == before) | (numbers == 0)
-    increases = (numbers == before + 1) & ~follows_padding
-
-    slots = tf.range(1, batch["next_sentence_positions"].shape[1] + 1)
-    is_slot = numbers[:, tf.newaxis, :] == slots[:, tf.newaxis]
-    # The first position of each example; 0 for an unused slot.
-    positions = tf.argmax(tf.cast(is_slot, tf.int8), 2, tf.int32)
-    weights = tf.cast(tf.reduce_any(is_slot, 2), tf.float32)
-
-    labels = batch[SENTENCE_LABEL]
-    faults = {
-        "input_mask must be at most max_examples_per_row": (
-            numbers > slots[-1]
-        ),
-        "input_mask must number the examples 1, 2, ... without a gap, and be "
-        "0 for padding": ~(continues | increases),
-        "next_sentence_positions must be those of the [CLS] tokens": (
-            positions != batch["next_sentence_positions"]
-        ),
-        "input_ids must begin each example with [CLS]": (
-            starts & (batch["input_ids"] != CLS_ID)
-        ),
-        f"{SENTENCE_LABEL} must be 0 or 1": (labels < 0) | (labels > 1),
-        "next_sentence_weights must be 1 for the examples of the row, and 0 "
-        "for other slots": weights != batch["next_sentence_weights"],
-    }
-    if "masked_lm_positions" in batch:
-        of_padding = (
-            tf.gather(numbers, batch["masked_lm_positions"], batch_dims=1) == 0
-        )
-        faults["masked_lm_positions must not be those of padding"] = (
-            of_padding & (batch["masked_lm_weights"] > 0)
-        )
-    return {
-        fault: tf.reduce_any(found, axis=1) for fault, found in faults.items()
-    }
 
 
 def parse_stored(
@@ -217,23 +158,6 @@ def parse_records(
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
         for name, value in parse_stored(serialized, features, shape).items()
     }
-
-
-def parse_intact(
-    serialized: tf.Tensor, record_format: RecordFormat, shape: SequenceConfig
-) -> Batch:
-    """As `parse_records`, and looks for the faults of `find_faults`.
-
-    `limits` are compared only after an error of the model, by `check_intact`.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If there is a fault.
-    """
-    batch = parse_records(serialized, record_format.features, shape)
-    if record_format.find_faults is not None:
-        for fault, records in record_format.find_faults(batch).items():
-            tf.debugging.Assert(~tf.reduce_any(records), [fault])
-    return batch
 
 
 def serialize(
@@ -356,8 +280,9 @@ def _wrong_content(
 ) -> str:
     """Describes what is wrong in some records; "" if they are intact."""
     try:
-        parsed = tf.constant(serialized, tf.string), record_format.features
-        stored = parse_stored(*parsed, config)
+        stored = parse_stored(
+            tf.constant(serialized, tf.string), record_format.features, config
+        )
     except UnicodeDecodeError:  # TensorFlow quotes bytes that are no Example
         return "it must be a tf.train.Example"
     except tf.errors.InvalidArgumentError as error:
@@ -370,7 +295,4 @@ def _wrong_content(
                     f"{name} must be from 0 to below {limit}, and is from "
                     f"{values.min()} to {values.max()}"
                 )
-    if record_format.find_faults is not None:
-        found = record_format.find_faults(parse_records(*parsed, config))
-        return next((f for f in found if tf.reduce_any(found[f])), "")
     return ""

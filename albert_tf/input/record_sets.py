@@ -226,16 +226,8 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
     return held_out
 
 
-def check_held_out(
-    train: RecordSet, held_out: RecordSet, config: DataConfig
-) -> None:
+def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
     """Checks that the held-out set fits the training records.
-
-    Warns of other masks, whose loss reads as overfitting.
-
-    Args:
-        config: Decides the masks of records that are masked while they are
-            read.
 
     Raises:
         UserError: If a file is in both sets, possibly under different paths,
@@ -259,23 +251,6 @@ def check_held_out(
             "also be in the other",
             train.directory,
             held_out.directory,
-        )
-    masks = config if train.masking == "dynamic" else train.metadata
-    other = [
-        f"{name} {now} and {before}"
-        for name in ("masked_lm_prob", "ngram")
-        for before, now in [
-            (getattr(held_out.metadata, name), getattr(masks, name))
-        ]
-        if before != now
-    ]
-    if other:
-        logging.warning(
-            "the run trains on other masks than those of %s, so their losses "
-            "cannot be compared: %s. Build the held-out records with the "
-            "settings of the run",
-            held_out.directory,
-            ", ".join(other),
         )
 
 

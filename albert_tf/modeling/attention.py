@@ -15,51 +15,10 @@ from albert_tf.modeling.attention_bias import (
     add_to_scores,
     at_queries,
 )
-from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
-from albert_tf.modeling.kernels import join_heads, split_heads
-from albert_tf.modeling.layers import (
-    AddAndNorm,
-    Projection,
-    add_bias,
-    initializer,
-)
-from albert_tf.modeling.target import (
-    DEFAULT_TARGET,
-    ProgramTarget,
-    has_kernel,
-)
-
-
-@has_kernel(kernels.attention)
-def attention(
-    query: tuple[tf.Tensor, tf.Tensor],
-    key: tuple[tf.Tensor, tf.Tensor],
-    value: tuple[tf.Tensor, tf.Tensor],
-    attention_bias: AttentionBias,
-    masks: Masks,
-    num_heads: int,
-) -> tf.Tensor:
-    """`softmax(Q K^T / sqrt(size) + bias) V` of each head, joined.
-
-    Args:
-        query: Product and bias of a `Projection`: compute dtype, `(batch,
-            queries, H)` and `(H,)`.
-        key: Likewise, `(batch, keys, H)` and `(H,)`.
-        value: Like `key`.
-        attention_bias: See `attention_bias.add_to_scores`.
-        masks: Dropout of the probabilities.
-        num_heads: Number of heads; divides H.
-
-    Returns:
-        The context: compute dtype, `(batch, queries, H)`.
-
-    Reference:
-        [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
-    """
-    v = split_heads(add_bias(*value), num_heads)
-    probabilities = _probabilities(query, key, attention_bias, num_heads)
-    context = tf.matmul(tf.cast(masks.apply(probabilities), v.dtype), v)
-    return join_heads(context)
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.kernels import add_bias, split_heads
+from albert_tf.modeling.layers import AddAndNorm, Projection, initializer
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
 def _probabilities(
@@ -68,7 +27,7 @@ def _probabilities(
     attention_bias: AttentionBias,
     num_heads: int,
 ) -> tf.Tensor:
-    """`softmax(Q K^T / sqrt(size) + bias)`; see `attention`."""
+    """`softmax(Q K^T / sqrt(size) + bias)`; see `kernels.attention`."""
     q = split_heads(add_bias(*query), num_heads)
     k = split_heads(add_bias(*key), num_heads)
     scores = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
@@ -79,10 +38,9 @@ def _probabilities(
 class _HeadsProjection(Projection):
     """A projection to or from all heads.
 
-    With `ProgramTarget.has_products_by_heads`, the heads have the layout
-    `(batch, heads, size, length)`: positions fill the 128 lanes of a register
-    of a TPU, the size of a head does not. The product then needs no copy
-    between it and attention.
+    On a TPU, the heads have the layout `(batch, heads, size, length)`:
+    positions fill the 128 lanes of a register, the size of a head does not.
+    The product then needs no copy between it and attention.
     """
 
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
@@ -98,7 +56,7 @@ class ToHeads(_HeadsProjection):
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Likewise, but the product may be `(batch, heads, size, length)`."""
-        if not target.has_products_by_heads:
+        if not target.is_tpu:
             return super().call(x, target=target)
         shape = [self.input_width, self.num_heads, -1]
         kernel = target.read(self.kernel, self.compute_dtype, shape)
@@ -113,7 +71,7 @@ class FromHeads(_HeadsProjection):
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Likewise, but `x` may be `(batch, heads, size, length)`."""
-        if not target.has_products_by_heads:
+        if not target.is_tpu:
             return super().call(x, target=target)
         shape = [self.num_heads, -1, self.width]
         kernel = target.read(self.kernel, self.compute_dtype, shape)
@@ -171,13 +129,14 @@ class SelfAttention(keras.layers.Layer):
         if output_positions is not None:
             queried = tf.gather(hidden, output_positions, batch_dims=1)
             attention_bias = at_queries(attention_bias, output_positions)
-        context = target.fastest(attention)(
+        context = kernels.attention(
             self.query(queried, target=target),
             self.key(hidden, target=target),
             self.value(hidden, target=target),
             attention_bias,
             dropout.attention_masks(site, target),
             self.config.num_attention_heads,
+            target=target,
         )
         return self.layer_norm(
             queried,

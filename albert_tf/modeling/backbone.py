@@ -17,20 +17,15 @@ from albert_tf.errors import UserError
 from albert_tf.modeling import kernels
 from albert_tf.modeling.attention import SelfAttention
 from albert_tf.modeling.attention_bias import AttentionBias, attention_bias
-from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, choose
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.heads import Pooler
 from albert_tf.modeling.layers import (
     Embeddings,
     FeedForward,
     Projection,
-    add_bias,
     initializer,
 )
-from albert_tf.modeling.target import (
-    DEFAULT_TARGET,
-    ProgramTarget,
-    has_kernel,
-)
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 # The registers of a TPU.
 _LANES, _SUBLANES = 128, 8
@@ -146,7 +141,7 @@ class Encoder(keras.layers.Layer):
                 apply_block, index
             )
             if self.remat:
-                block = target.fastest(remat)(block)
+                block = kernels.remat(block, target=target)
             hidden = block(hidden)
         return hidden
 
@@ -156,25 +151,8 @@ class Encoder(keras.layers.Layer):
         """The input of the first block: compute dtype, `(batch, length, H)`."""
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            hidden = target.fastest(add_bias)(
-                *self.projection(hidden, target=target)
-            )
+            hidden = kernels.add_bias(*self.projection(hidden, target=target))
         return hidden
-
-
-@has_kernel(kernels.remat)
-def remat(
-    function: Callable[[tf.Tensor], tf.Tensor],
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function whose activations are not kept for the backward pass.
-
-    The backward pass computes the function a second time from its argument.
-    Other tensors that it reads are constants: they get no gradient.
-
-    Reference:
-        [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
-    """
-    return tf.recompute_grad(function)
 
 
 class BackboneOutputs(NamedTuple):
@@ -205,11 +183,8 @@ class LayerOutputs(NamedTuple):
     attentions: list[tf.Tensor]
 
 
-@keras.saving.register_keras_serializable("albert_tf")
 class AlbertBackbone(keras.layers.Layer):
     """Embeddings, encoder and pooler.
-
-    `keras.models.load_model` knows it once it is imported.
 
     Paths of variables begin with the backbone's name even inside another
     layer, so that a checkpoint fits every model built on the backbone.
@@ -274,9 +249,8 @@ class AlbertBackbone(keras.layers.Layer):
         position_ids: tf.Tensor | None = None,
         output_positions: tf.Tensor | None = None,
         cls_positions: tf.Tensor | None = None,
-        dropout: Dropout | None = None,
+        dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
-        training: bool | None = None,
     ) -> BackboneOutputs:
         """Encodes a batch of sequences.
 
@@ -295,10 +269,7 @@ class AlbertBackbone(keras.layers.Layer):
                 position of the `[CLS]` of each example; 0 for an unused slot.
                 None for rows of one example.
             dropout: Dropout of the forward pass; sites count from 0.
-            training: Whether to apply the dropout of the config if `dropout` is
-                None; Keras passes it.
         """
-        dropout = choose(dropout, training, self.config)
         packed = cls_positions is not None
         if packed and position_ids is None:
             position_ids = restarted_positions(input_mask, cls_positions)
@@ -377,22 +348,6 @@ class AlbertBackbone(keras.layers.Layer):
             output_positions = tf.concat([cls_positions, output_positions], 1)
             before = 0
         return tf.pad(output_positions, [[0, 0], [before, after]])
-
-    def get_config(self) -> dict[str, Any]:
-        """Arguments of the constructor, as JSON values."""
-        return {
-            "config": self.config.to_dict(),
-            "dtype": self.dtype_policy.name,
-            "remat": self.encoder.remat,
-            "has_pooler": self.pooler is not None,
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "AlbertBackbone":
-        """The inverse of `get_config`."""
-        model_config = ModelConfig.from_dict(config["config"])
-        return cls(**config | {"config": model_config})
 
 
 def restarted_positions(

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from albert_tf.config import ModelConfig
 from albert_tf.modeling.target import ProgramTarget
 
 
@@ -83,26 +82,6 @@ class Dropout:
 
 
 NO_DROPOUT = Dropout()
-
-
-def choose(
-    dropout: Dropout | None, training: bool | None, config: ModelConfig
-) -> Dropout:
-    """The dropout of a call of a model, by its two arguments.
-
-    Args:
-        dropout: As given by this package's trainer; None for Keras' callers.
-        training: As given by Keras, e.g. by `Model.fit`: whether to apply the
-            dropout of the config, with a seed from TensorFlow's generator.
-    """
-    if dropout is not None:
-        return dropout
-    if not training:
-        return NO_DROPOUT
-    seed = tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32)
-    return Dropout(
-        config.hidden_dropout_prob, config.attention_probs_dropout_prob, seed
-    )
 
 
 def keep_prob(rate: float) -> float:

@@ -80,7 +80,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         masked: tf.Tensor,
         word_embeddings: keras.Variable,
         target: ProgramTarget = DEFAULT_TARGET,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tf.Tensor:
         """Scores every piece of the vocabulary at every masked position.
 
         Args:
@@ -89,17 +89,16 @@ class MaskedLanguageModelHead(keras.layers.Layer):
             word_embeddings: float32, `(vocab_size, E)`; those of the input.
 
         Returns:
-            The two terms of the logits: the product, float32, `(batch,
-            predictions, vocab_size)`, and the bias, float32, `(vocab_size,)`.
+            The logits: float32, `(batch, predictions, vocab_size)`.
         """
         transformed = activate(
             self.config.hidden_act,
             target,
             *self.transform(masked, target=target),
         )
-        embedded = self.layer_norm(transformed, target=target)
+        embedded = self.layer_norm(transformed)
         product = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)
-        return product, tf.convert_to_tensor(self.output_bias)
+        return product + tf.convert_to_tensor(self.output_bias)
 
 
 class SentenceHead(keras.layers.Layer):
@@ -326,7 +325,7 @@ class BeamSpanHead(keras.layers.Layer):
             + tf.einsum("bsh,ho->bso", at_starts, of_start)[:, :, tf.newaxis]
         )
         transformed = tf.tanh(product + self.end_transform.bias)
-        normalized = self.end_layer_norm(transformed, target=target)
+        normalized = self.end_layer_norm(transformed)
         product, bias = self.end(normalized)
         return (product + bias)[..., 0]
 

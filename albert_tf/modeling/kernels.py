@@ -1,8 +1,7 @@
-"""Faster forms of some formulas, each with a gradient written out.
+"""The formulas of the layers, each with a gradient written out.
 
-A kernel has the signature of the formula that it replaces, and a keyword
-argument `target`; `target.has_kernel` joins the two. It gives the same values
-and gradients except for rounding; tests/modeling/test_kernels.py compares them.
+tests/modeling/test_kernels.py compares values and gradients with those of the
+formulas as they stand in the papers.
 
 TensorFlow runs one operation at a time, each a pass over memory. On a CPU
 these passes take as long as the matrix products. XLA merges them, but its own
@@ -57,10 +56,16 @@ _LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
 
 
-def add_bias(
-    product: tf.Tensor, bias: tf.Tensor, *, target: ProgramTarget
-) -> tf.Tensor:
-    """`layers.add_bias` without a float32 copy of the product."""
+def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """`x W + b`.
+
+    Args:
+        product: Float, `(..., width)`; `x W`.
+        bias: The dtype of `product`, `(width,)`.
+
+    Returns:
+        The dtype and shape of `product`.
+    """
 
     @tf.custom_gradient
     def add(product: tf.Tensor, bias: tf.Tensor) -> Any:
@@ -85,7 +90,13 @@ def bias_gradient(d_sum: tf.Tensor) -> tf.Tensor:
 def bias_gelu(
     product: tf.Tensor, bias: tf.Tensor, *, target: ProgramTarget
 ) -> tf.Tensor:
-    """`layers.bias_gelu`, which keeps only its arguments for the gradient."""
+    """GELU by tanh of `x W + b`; arguments and result as in `add_bias`.
+
+    It is computed in float32, and keeps only its arguments for the gradient.
+
+    Reference:
+        [Hendrycks and Gimpel, 2016](https://arxiv.org/abs/1606.08415).
+    """
 
     @tf.custom_gradient
     def gelu(product: tf.Tensor, bias: tf.Tensor) -> Any:
@@ -120,14 +131,19 @@ def _gelu_gradient(
 
 
 def layer_norm(
-    x: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    epsilon: float,
-    *,
-    target: ProgramTarget,
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """`layers.layer_norm`, whose gradient reads `x` less often."""
+    """LayerNorm, [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
+
+    Args:
+        x: float32, `(..., width)`; each row gets mean 0 and deviation 1.
+        gamma: float32, `(width,)`; the scale.
+        beta: float32, `(width,)`; the shift.
+        epsilon: Added to the variance.
+
+    Returns:
+        float32, with the shape of `x`.
+    """
 
     @tf.custom_gradient
     def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
@@ -157,13 +173,23 @@ def bias_dropout_add_norm(
     *,
     target: ProgramTarget,
 ) -> tf.Tensor:
-    """`layers.bias_dropout_add_norm`: one pass forward and one backward.
+    """The end of a sublayer: `LayerNorm(residual + dropout(x W + b))`.
 
-    It draws the dropout mask a second time in the backward pass. For the
-    gradient, it keeps the normalised rows. On a TPU, it keeps the sum of
-    residual and output, rounded to the compute dtype, and the moments of its
-    rows, which are computed with the product. Each operation that reads the
-    result normalises the sum again, so the result is never stored.
+    All of it is float32. The backward pass draws the dropout mask a second
+    time, and reads the normalised rows. On a TPU, it reads the sum of residual
+    and output, rounded to the compute dtype, and the moments of its rows, which
+    are computed with the product. Each operation that reads the result
+    normalises the sum again, so the result is never stored.
+
+    Args:
+        residual: Compute dtype, `(batch, length, width)`.
+        product: Like `residual`; `x W` of the sublayer's last projection.
+        bias: Compute dtype, `(width,)`; `b` of that projection.
+        gamma: As `beta` and `epsilon`, see `layer_norm`.
+        masks: Dropout of `x W + b`.
+
+    Returns:
+        The dtype and shape of `residual`.
     """
 
     @tf.custom_gradient
@@ -292,9 +318,23 @@ def attention(
     *,
     target: ProgramTarget,
 ) -> tf.Tensor:
-    """`attention.attention`, with a memory layout that suits the device.
+    """`softmax(Q K^T / sqrt(size) + bias) V` of each head, joined.
 
     On a TPU, products and context have the layout of `attention.ToHeads`.
+
+    Args:
+        query: Product and bias of a `Projection`: compute dtype, `(batch,
+            queries, H)` and `(H,)`.
+        key: Likewise, `(batch, keys, H)` and `(H,)`; `value` is like it.
+        attention_bias: See `attention_bias.add_to_scores`.
+        masks: Dropout of the probabilities.
+        num_heads: Number of heads; divides H.
+
+    Returns:
+        The context: compute dtype, `(batch, queries, H)`.
+
+    Reference:
+        [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
     size = query[1].shape[0] // num_heads
 
@@ -442,8 +482,7 @@ def attend(
     it computes the gradients of the scores in one pass.
 
     Queries, which are scaled, keys, values and the context are in the
-    `_Layout` of the target. `attention_bias` and `masks`: see
-    `attention.attention`.
+    `_Layout` of the target. `attention_bias` and `masks`: see `attention`.
 
     Reference:
         [Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682), for
@@ -486,7 +525,6 @@ def attend(
                 weights,
                 mean,
                 masks.rate,
-                target.float32_score_gradients,
                 fuse=target.fuse,
             )
             return (
@@ -560,91 +598,31 @@ def _scores_gradient(
     weights: tf.Tensor,
     mean: tf.Tensor,
     rate: float,
-    in_float32: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradient of the scores; the exponentials, 0 where dropped.
-
-    All operations that read the gradient round it to the compute dtype, so XLA
-    may store it so. With `in_float32`, it stores the gradient in float32.
-    """
+    """The gradient of the scores; the exponentials, 0 where dropped."""
     signed = tf.cast(weights, tf.float32)
     d_scores = signed * (tf.cast(d_kept, tf.float32) - mean)
     if rate:
         d_scores = tf.where(signed < 0, signed * mean, d_scores)
-    if in_float32:
-        # XLA lowers the precision of floats only, so the barrier gets integers.
-        (bits,) = optimization_barrier([tf.bitcast(d_scores, tf.uint32)])
-        d_scores = tf.bitcast(bits, tf.float32)
     return tf.cast(d_scores, weights.dtype), _kept(weights, rate)
 
 
-# --- Loss and rematerialization -----------------------------------------------
-
-
-def cross_entropy(
-    product: tf.Tensor, bias: tf.Tensor, labels: tf.Tensor
-) -> tf.Tensor:
-    """The cross-entropy of the logits `product + bias`, for TPUs.
-
-    The gradient of the logits is never stored: the three products that read it
-    compute it from the logits. `training/pretraining.py` selects this kernel.
-
-    Args:
-        product: float32, `(batch, predictions, classes)`.
-        bias: float32, `(classes,)`.
-        labels: int32, `(batch, predictions)`.
-
-    Returns:
-        float32, `(batch, predictions)`, in nats.
-    """
-
-    @tf.custom_gradient
-    def losses_of(product: tf.Tensor, bias: tf.Tensor) -> Any:
-        logits = product + bias
-        largest = tf.reduce_max(logits, axis=-1, keepdims=True)
-        total = tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True)
-        of_labels = tf.gather(
-            logits, labels, axis=-1, batch_dims=labels.shape.rank
-        )
-        losses = tf.squeeze(largest + tf.math.log(total), -1) - of_labels
-
-        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            upstream = upstream[..., tf.newaxis]
-
-            def d_logits(logits: tf.Tensor) -> tf.Tensor:
-                d_softmax = tf.exp(logits - largest) * (upstream / total)
-                is_label = tf.range(logits.shape[-1]) == labels[..., tf.newaxis]
-                return d_softmax - tf.where(is_label, upstream, 0.0)
-
-            # Without the barrier, the compiler stores the gradient.
-            (again,) = optimization_barrier([logits])
-            d_bias = _sum_rows(d_logits(again))
-            return d_logits(logits), d_bias
-
-        return losses, gradient
-
-    return losses_of(product, bias)
-
-
-def _sum_rows(x: tf.Tensor) -> tf.Tensor:
-    """The sum of all rows of `(batch, length, width)`, as a matrix product."""
-    # With a single row of ones, the compiler for TPUs would not compute a
-    # matrix product. Each of eight rows has ones for every eighth row of `x`.
-    shape = tf.shape(x)[:2]
-    numbers = tf.reshape(tf.range(tf.reduce_prod(shape)), shape)
-    is_summed = numbers % 8 == tf.range(8)[:, tf.newaxis, tf.newaxis]
-    sums = tf.einsum("ebl,blw->ew", tf.cast(is_summed, x.dtype), x)
-    return tf.reduce_sum(sums, axis=0)
+# --- Rematerialization --------------------------------------------------------
 
 
 def remat(
     function: Callable[[tf.Tensor], tf.Tensor], *, target: ProgramTarget
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`backbone.remat`, with a barrier before recomputation where XLA compiles.
+    """A function whose activations are not kept for the backward pass.
 
-    Some releases of XLA detect that `tf.recompute_grad` computes the same
-    values twice, and keep the first result: libtpu 0.0.51 does, 0.0.42 does
-    not.
+    The backward pass computes the function a second time from its argument.
+    Other tensors that it reads are constants: they get no gradient. Where XLA
+    compiles, a barrier precedes the second computation: some releases detect
+    that `tf.recompute_grad` computes the same values twice, and keep the first
+    result. libtpu 0.0.51 does, 0.0.42 does not.
+
+    Reference:
+        [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
     """
     if not target.is_compiled:
         return tf.recompute_grad(function)

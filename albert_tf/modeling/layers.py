@@ -1,7 +1,6 @@
 """The layers of ALBERT: projections, LayerNorm, embeddings, feed-forward.
 
-Each formula is a function, written as in the paper. A layer holds the variables
-and calls the formula, or its kernel, through `target.fastest`. `site` is the
+A layer holds the variables and calls the formulas of `kernels`. `site` is the
 first dropout site of a layer.
 
 Every layer knows its widths when it is constructed, so `build()` needs no
@@ -15,102 +14,15 @@ Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
 """
 
-import math
-
 import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling import kernels
-from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
-from albert_tf.modeling.target import (
-    DEFAULT_TARGET,
-    ProgramTarget,
-    has_kernel,
-)
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 LAYER_NORM_EPSILON = 1e-12  # as in google-research/albert; Keras has 1e-3
-
-
-# --- Formulas -----------------------------------------------------------------
-
-
-@has_kernel(kernels.add_bias)
-def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """`x W + b`, added in float32.
-
-    Args:
-        product: Float, `(..., width)`; `x W`.
-        bias: The dtype of `product`, `(width,)`.
-
-    Returns:
-        The dtype and shape of `product`.
-    """
-    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    return tf.cast(total, product.dtype)
-
-
-def gelu(x: tf.Tensor) -> tf.Tensor:
-    """GELU by tanh, [Hendrycks and Gimpel](https://arxiv.org/abs/1606.08415)."""
-    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
-    return 0.5 * x * (1.0 + tf.tanh(inner))
-
-
-@has_kernel(kernels.bias_gelu)
-def bias_gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """`gelu(x W + b)` in float32; arguments and result as in `add_bias`."""
-    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    return tf.cast(gelu(total), product.dtype)
-
-
-@has_kernel(kernels.layer_norm)
-def layer_norm(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
-) -> tf.Tensor:
-    """LayerNorm, [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
-
-    Args:
-        x: float32, `(..., width)`; each row gets mean 0 and deviation 1.
-        gamma: float32, `(width,)`; the scale.
-        beta: float32, `(width,)`; the shift.
-        epsilon: Added to the variance.
-
-    Returns:
-        float32, with the shape of `x`.
-    """
-    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
-    return (x - mean) / tf.sqrt(variance + epsilon) * gamma + beta
-
-
-@has_kernel(kernels.bias_dropout_add_norm)
-def bias_dropout_add_norm(
-    residual: tf.Tensor,
-    product: tf.Tensor,
-    bias: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    epsilon: float,
-    masks: Masks,
-) -> tf.Tensor:
-    """The end of a sublayer: `LayerNorm(residual + dropout(x W + b))`.
-
-    All of it is float32. `gamma`, `beta`, `epsilon`: see `layer_norm`.
-
-    Args:
-        residual: Compute dtype, `(batch, length, width)`.
-        product: Like `residual`; `x W` of the sublayer's last projection.
-        bias: Compute dtype, `(width,)`; `b` of that projection.
-        masks: Dropout of `x W + b`.
-
-    Returns:
-        The dtype and shape of `residual`.
-    """
-    output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    total = tf.cast(residual, tf.float32) + masks.apply(output)
-    return tf.cast(layer_norm(total, gamma, beta, epsilon), residual.dtype)
-
-
-# --- Layers -------------------------------------------------------------------
 
 
 def initializer(config: ModelConfig) -> keras.initializers.Initializer:
@@ -190,10 +102,8 @@ class _Norm(keras.layers.Layer):
 class LayerNorm(_Norm):
     """LayerNorm over the last axis, float32 under every precision policy."""
 
-    def call(
-        self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
-    ) -> tf.Tensor:
-        return target.fastest(layer_norm)(
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return kernels.layer_norm(
             x, self.gamma.value, self.beta.value, LAYER_NORM_EPSILON
         )
 
@@ -210,8 +120,8 @@ class AddAndNorm(_Norm):
         site: int = 0,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """Computes `bias_dropout_add_norm`."""
-        return target.fastest(bias_dropout_add_norm)(
+        """Computes `kernels.bias_dropout_add_norm`."""
+        return kernels.bias_dropout_add_norm(
             residual,
             product,
             bias,
@@ -219,6 +129,7 @@ class AddAndNorm(_Norm):
             self.beta.value,
             LAYER_NORM_EPSILON,
             dropout.hidden_masks(site, target),
+            target=target,
         )
 
 
@@ -278,7 +189,7 @@ class Embeddings(keras.layers.Layer):
             embedded += self.position_embeddings[:length]
         else:
             embedded += tf.gather(self.position_embeddings, position_ids)
-        normed = self.layer_norm(embedded, target=target)
+        normed = self.layer_norm(embedded)
         return dropout.hidden_masks(site, target).apply(normed)
 
 
@@ -327,11 +238,11 @@ class FeedForward(keras.layers.Layer):
 def activate(
     hidden_act: str, target: ProgramTarget, product: tf.Tensor, bias: tf.Tensor
 ) -> tf.Tensor:
-    """`x W + b` as in `add_bias`, then the activation `ModelConfig.hidden_act`.
+    """`x W + b`, then the activation `ModelConfig.hidden_act`.
 
     It is "gelu" or the name of a Keras activation.
     """
     if hidden_act == "gelu":
-        return target.fastest(bias_gelu)(product, bias)
+        return kernels.bias_gelu(product, bias, target=target)
     named = keras.activations.get(hidden_act)
-    return named(target.fastest(add_bias)(product, bias))
+    return named(kernels.add_bias(product, bias))

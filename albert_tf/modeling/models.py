@@ -8,7 +8,7 @@ import tensorflow as tf
 from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.modeling.backbone import AlbertBackbone
-from albert_tf.modeling.dropout import Dropout, choose
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.heads import (
     BeamSpanHead,
     ClassificationHead,
@@ -81,9 +81,8 @@ class AlbertPretrainer(keras.layers.Layer):
     def call(
         self,
         batch: Mapping[str, tf.Tensor],
-        dropout: Dropout | None = None,
+        dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
-        training: bool | None = None,
     ) -> dict[str, tf.Tensor]:
         """Predicts the masked tokens and the class of each pair.
 
@@ -103,9 +102,6 @@ class AlbertPretrainer(keras.layers.Layer):
             `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
             float32, `(batch, 2)`, unless `sentence_objective` is "none". For
             packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
-            With `target.recomputes_logit_gradients`, also the terms of the
-            logits, for the loss: `mlm_product`, with their shape, and
-            `mlm_bias`, float32, `(vocab_size,)`.
         """
         sequence_output, pooled_output = self.backbone(
             batch["input_ids"],
@@ -115,14 +111,10 @@ class AlbertPretrainer(keras.layers.Layer):
             cls_positions=batch.get("next_sentence_positions"),
             dropout=dropout,
             target=target,
-            training=training,
         )
         words = self.backbone.embeddings.word_embeddings
-        product, bias = self.masked_lm(sequence_output, words, target=target)
-        outputs = {"mlm_logits": product + bias}
-        if target.recomputes_logit_gradients:
-            outputs |= {"mlm_product": product, "mlm_bias": bias}
-        return {**outputs, **self._classify(pooled_output)}
+        logits = self.masked_lm(sequence_output, words, target=target)
+        return {"mlm_logits": logits, **self._classify(pooled_output)}
 
     def encode(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Encodes every position, and classifies each pair.
@@ -146,8 +138,7 @@ class AlbertPretrainer(keras.layers.Layer):
     def mlm_logits(self, hidden: tf.Tensor) -> tf.Tensor:
         """`mlm_logits` as in `call`, of the encoder's output at positions."""
         words = self.backbone.embeddings.word_embeddings
-        product, bias = self.masked_lm(hidden, words)
-        return product + bias
+        return self.masked_lm(hidden, words)
 
     def _classify(
         self, pooled_output: tf.Tensor | None
@@ -201,9 +192,8 @@ class AlbertForTask(keras.layers.Layer):
     def call(
         self,
         batch: Mapping[str, tf.Tensor],
-        dropout: Dropout | None = None,
+        dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
-        training: bool | None = None,
     ) -> dict[str, tf.Tensor]:
         """Computes the logits of the task.
 
@@ -220,7 +210,6 @@ class AlbertForTask(keras.layers.Layer):
             `logits`, float32: `(batch, classes)`, `(batch, 1)` for regression,
             `(batch, num_choices)` for multiple choice.
         """
-        dropout = choose(dropout, training, self.config)
         inputs = {
             name: self._split_choices(batch[name])
             for name in ("input_ids", "input_mask", "segment_ids")

@@ -1,4 +1,4 @@
-"""What a training step costs: operations, and the memory that it used.
+"""What a training step costs, in floating-point operations.
 
 Reference:
     [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), appendix B,
@@ -7,21 +7,14 @@ Reference:
     by rematerialisation.
 """
 
-import contextlib
 import math
-import resource
-import sys
 from typing import Any
 
 import tensorflow as tf
 
 from albert_tf.cluster import devices
 from albert_tf.cluster.strategy import device_type, devices_per_host
-from albert_tf.config import (
-    DataConfig,
-    DistributionConfig,
-    ModelConfig,
-)
+from albert_tf.config import DataConfig, ModelConfig
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
 
@@ -84,18 +77,10 @@ def _length_of(name: str, data: DataConfig) -> int:
     return next(f for f in features if f.name == name).length(data)
 
 
-def peak_flops(
-    strategy: tf.distribute.Strategy, config: DistributionConfig
-) -> float | None:
-    """Peak of all devices together in FLOP/s; None if it is unknown.
-
-    `peak_tflops` overrides the table of known devices.
-    """
-    replicas = strategy.num_replicas_in_sync
-    if config.peak_tflops:
-        return config.peak_tflops * 1e12 * replicas
+def peak_flops(strategy: tf.distribute.Strategy) -> float | None:
+    """Peak of all devices together in FLOP/s; None if it is unknown."""
     peak = describe_devices(strategy)[1]
-    return peak * replicas if peak else None
+    return peak * strategy.num_replicas_in_sync if peak else None
 
 
 def describe_devices(
@@ -130,20 +115,3 @@ def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
     """Trainable parameters of the model and its pretraining heads."""
     weights = list_weights(model, sentence_objective)
     return sum(math.prod(weight.shape) for weight in weights)
-
-
-def peak_memory() -> tuple[str, int]:
-    """The first local TPU or GPU, or "this process", and its peak in bytes.
-
-    The TPUs of a slice of several hosts belong to other processes.
-    """
-    for kind in ("TPU", "GPU"):
-        if tf.config.list_physical_devices(kind):
-            # A device that does not report its memory raises ValueError.
-            with contextlib.suppress(ValueError, tf.errors.OpError):
-                device = f"{kind}:0"
-                info = tf.config.experimental.get_memory_info(device)
-                return device, info["peak"]
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return "this process", peak

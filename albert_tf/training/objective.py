@@ -26,11 +26,7 @@ Scalars = dict[str, tf.Tensor]
 
 
 def weighted_sums(
-    name: str,
-    logits: tf.Tensor,
-    labels: tf.Tensor,
-    weights: tf.Tensor,
-    losses: tf.Tensor | None = None,
+    name: str, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
 ) -> Scalars:
     """Sums the cross-entropy and the correct predictions of a classifier.
 
@@ -39,15 +35,13 @@ def weighted_sums(
     Args:
         name: Prefix of the keys returned.
         logits: float32, `(..., classes)`.
-        labels: int32, `(...)`, as `weights` and `losses`, both float32.
-        losses: The cross-entropy if it is known.
+        labels: int32, `(...)`, as `weights`, which are float32.
 
     Returns:
         float32 scalars `NAME_loss_sum`, in nats, `NAME_correct_sum`,
         `NAME_weight_sum`.
     """
-    if losses is None:
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     # Not argmax: on a TPU, it reads the logits once more, while the softmax of
     # the losses needs their maximum anyway.
     logits = tf.stop_gradient(logits)

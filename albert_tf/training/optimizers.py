@@ -7,7 +7,6 @@ Muon of Keras stores two moments of each matrix. Here, the trainer reduces and
 clips the gradients, and the optimizer applies them.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -17,11 +16,13 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import OptimizerConfig
-from albert_tf.errors import UserError
 from albert_tf.modeling.kernels import fused
 
 # Variables whose path contains one of these are neither decayed nor adapted.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
+
+# Decay rate of the mean of the gradients that Muon uses.
+MUON_MOMENTUM = 0.95
 
 # The matrices that Muon updates: those of attention and feed-forward layers.
 BLOCK_KERNELS = re.compile(r"encoder/.*_(attention|ffn)/\w+/kernel$")
@@ -104,7 +105,6 @@ class AdamW:
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float = 1.0,
         fuse: bool = False,
-        product_dtype: tf.DType = tf.float32,
     ) -> dict[str, tf.Tensor]:
         """Updates the variables; call it on every replica.
 
@@ -118,14 +118,12 @@ class AdamW:
             gradient_scale: float32 scalar, by which all gradients are
                 multiplied; this clips them.
             fuse: Whether XLA compiles the arithmetic; see `ProgramTarget`.
-            product_dtype: Type of the operands of Muon's matrix products.
 
         Returns:
             float32 scalars: `update_norm`, the norm of the change of all
             weights, and over the variables that have a trust ratio,
             `trust_ratio_min`, `trust_ratio_mean` and `trust_ratio_max`.
         """
-        del product_dtype
         norms, ratios = [], []
         for variable, gradient in zip(self._variables, gradients, strict=True):
             norm, ratio = self._apply_one(
@@ -205,22 +203,22 @@ class Lamb(AdamW):
 
 
 class Muon:
-    """Muon for the kernels of the blocks, AdamW or LAMB for all other weights.
+    """Muon for the kernels of the blocks, AdamW for all other weights.
 
     Muon updates the kernels of attention and feed-forward layer, which all
     layers of a group share. With gradient g, weights w of a matrix of r rows
     and c columns, and learning rate l:
 
-        m = muon_momentum m + (1 - muon_momentum) g
-        n = muon_momentum m + (1 - muon_momentum) g
+        m = 0.95 m + 0.05 g
+        n = 0.95 m + 0.05 g
         w = w - l (0.2 sqrt(max(r, c)) orthogonalize(n) + weight_decay_rate w)
 
     The root gives the entries of the update the size that those of AdamW have,
     so that both need learning rates of the same size.
 
     Attributes:
-        slots: `"<variable path>/m"` of Muon's matrices, and the slots of the
-            optimizer of all other variables.
+        slots: `"<variable path>/m"` of Muon's matrices, and the slots of
+            AdamW.
 
     Reference:
         [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/);
@@ -229,30 +227,18 @@ class Muon:
 
     def __init__(self, config: OptimizerConfig) -> None:
         self._config = config
-        self._rest = make_optimizer(
-            dataclasses.replace(config, optimizer=config.muon_rest)
-        )
+        self._rest = AdamW(config)
         # By their positions in the list of all variables.
         self._matrices: dict[int, keras.Variable] = {}
         self.slots: dict[str, tf.Variable] = {}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the moments; see `AdamW.build`.
-
-        Raises:
-            UserError: If no variable is a kernel of a block.
-        """
+        """Creates the moments; see `AdamW.build`."""
         self._matrices = {
             i: variable
             for i, variable in enumerate(variables)
             if BLOCK_KERNELS.search(variable.path)
         }
-        if not self._matrices:
-            raise UserError(
-                "optimizer=muon needs a model with kernels of blocks",
-                received=f"{len(variables)} other weights",
-                remedy="Use --optimizer=adamw or lamb.",
-            )
         self._rest.build(
             [v for i, v in enumerate(variables) if i not in self._matrices]
         )
@@ -261,11 +247,9 @@ class Muon:
             self.slots[name] = _make_slot(name, variable.shape)
         self.slots |= self._rest.slots
         logging.info(
-            "Muon updates %d kernels of the blocks (%d parameters), %s the "
-            "other weights",
+            "Muon updates %d kernels of the blocks (%d parameters)",
             len(self._matrices),
             sum(math.prod(v.shape) for v in self._matrices.values()),
-            self._config.muon_rest,
         )
 
     def apply(
@@ -274,7 +258,6 @@ class Muon:
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float = 1.0,
         fuse: bool = False,
-        product_dtype: tf.DType = tf.float32,
     ) -> dict[str, tf.Tensor]:
         """Updates the variables; see `AdamW.apply`."""
         metrics = self._rest.apply(
@@ -283,15 +266,14 @@ class Muon:
             gradient_scale,
             fuse=fuse,
         )
-        momentum = self._config.muon_momentum
         # Matrices of one shape, or of its transpose, share their products.
         batches: dict[tuple[int, int], list[tuple[int, tf.Tensor]]] = {}
         for i, variable in self._matrices.items():
             gradient = gradients[i] * gradient_scale
             slot = self.slots[f"{variable.path}/m"]
-            m = momentum * slot + (1 - momentum) * gradient
+            m = MUON_MOMENTUM * slot + (1 - MUON_MOMENTUM) * gradient
             slot.assign(m)
-            update = momentum * m + (1 - momentum) * gradient
+            update = MUON_MOMENTUM * m + (1 - MUON_MOMENTUM) * gradient
             rows, columns = variable.shape
             if rows > columns:
                 update = tf.transpose(update)
@@ -300,7 +282,7 @@ class Muon:
         norms = [metrics["update_norm"]]
         for (_, columns), batch in batches.items():
             places, updates = zip(*batch, strict=True)
-            factors = orthogonalize(tf.stack(updates), product_dtype)
+            factors = orthogonalize(tf.stack(updates))
             for i, factor in zip(places, tf.unstack(factors), strict=True):
                 variable = self._matrices[i]
                 update = 0.2 * math.sqrt(columns) * factor
@@ -315,9 +297,7 @@ class Muon:
         return {**metrics, "update_norm": tf.norm(norms)}
 
 
-def orthogonalize(
-    matrices: tf.Tensor, product_dtype: tf.DType = tf.float32
-) -> tf.Tensor:
+def orthogonalize(matrices: tf.Tensor) -> tf.Tensor:
     """Replaces the singular values of matrices by values near 1.
 
     Five Newton-Schulz iterations with the coefficients of Jordan et al. map
@@ -327,18 +307,17 @@ def orthogonalize(
     Args:
         matrices: float32, `(..., rows, columns)`, with rows <= columns, so
             that the products are small.
-        product_dtype: Type of the operands of the products.
 
     Returns:
         float32, of the same shape.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     norms = tf.norm(matrices, axis=(-2, -1), keepdims=True)
-    x = tf.cast(tf.math.divide_no_nan(matrices, norms), product_dtype)
+    x = tf.math.divide_no_nan(matrices, norms)
     for _ in range(5):
         squares = tf.matmul(x, x, transpose_b=True)
         x = a * x + tf.matmul(b * squares + c * squares @ squares, x)
-    return tf.cast(x, tf.float32)
+    return x
 
 
 def make_optimizer(config: OptimizerConfig) -> AdamW | Muon:

@@ -7,7 +7,6 @@ from. All files that the checks write are removed.
 """
 
 import contextlib
-import itertools
 import logging as python_logging
 import math
 import os
@@ -67,8 +66,6 @@ TO_SAVE_MEMORY = (
 # those of records.
 REMEDIES = {
     "versions": "Install the versions that setup.py requires.",
-    "file systems": "Check the bucket's name and its permissions, the network "
-    "of this machine, and `gcloud auth application-default login`.",
     "output": "Choose another --output_dir, or fix its permissions.",
     "room": "Choose another --output_dir.",
     "run": "Choose another --output_dir.",
@@ -148,10 +145,9 @@ class _Preflight:
 
     def run(self) -> int:
         self._check("versions", self._versions)
-        self._check("file systems", self._file_systems)
-        self._check("output", self._output, "file systems")
+        self._check("output", self._output)
         self._check("room", self._room, "output")
-        self._check("records", self._records, "file systems")
+        self._check("records", self._records)
         self._check("held-out records", self._held_out, "records")
         self._check("run", self._run, "records")
         self._check("learning rate", self._learning_rate)
@@ -212,28 +208,6 @@ class _Preflight:
             yield judge(not remedy, version, remedy, name)
 
     # Directories.
-
-    def _file_systems(self) -> Iterator[Row]:
-        """Checks that remote file systems answer; paths need not exist."""
-        data, initial = self.config.data, self.config.initialization
-        patterns = [
-            *data.input_file,
-            *data.eval_input_file,
-            *itertools.chain.from_iterable(data.datasets().values()),
-        ]
-        paths = {
-            self.config.training.output_dir,
-            initial.init_checkpoint,
-            initial.init_vocabulary,
-            *map(posixpath.dirname, patterns),
-        }
-        for path in sorted(filter(files.is_remote, paths)):
-            row = Row(OK, f"{path} answers")
-            try:
-                tf.io.gfile.exists(path)
-            except tf.errors.OpError as error:
-                row = explain(error, REMEDIES["file systems"])
-            yield row
 
     def _output(self) -> Iterator[Row]:
         """Writes and removes a file in the run directory, or in its parent."""
@@ -409,9 +383,6 @@ class _Preflight:
         # The lowest loss is None if the first step begins other records.
         yield self._judge_loss(first, step, position.lowest_loss)
         yield from self._report_speed(position.times, step, compiled_s)
-        owner, peak = cost.peak_memory()
-        text = f"{format_bytes(peak)} at its peak, of {owner}"
-        yield Row(OK, text, name="memory in use")
 
     def _judge_loss(
         self, means: Mapping[str, float], step: int, lowest_loss: float | None
@@ -440,18 +411,16 @@ class _Preflight:
         self, times: StepTimes, step: int, compiled_s: float
     ) -> Iterator[Row]:
         config = self.config
-        peak = cost.peak_flops(self.strategy, config.distribution)
+        peak = cost.peak_flops(self.strategy)
         progress = Progress(config, self.objective, self.data, peak)
         metrics = progress.advance(times)
         seconds, tflops = 1 / metrics["steps_per_second"], metrics["tflops"]
-        mfu = "MFU unknown: set --peak_tflops"
-        if peak:
-            mfu = f"MFU {metrics['mfu']:.1%}"
+        mfu = f", MFU {metrics['mfu']:.1%}" if peak else ""
         yield Row(
             OK,
             f"{seconds:.3g} s each, {metrics['tokens_per_second']:,.0f} "
             f"tokens/s; {tflops * seconds:.3g} TFLOP each, {tflops:.3g} "
-            f"TFLOP/s, {mfu}; compiled in {compiled_s:.0f} s",
+            f"TFLOP/s{mfu}; compiled in {compiled_s:.0f} s",
         )
         waiting = metrics["input_bound_share"]
         yield judge(

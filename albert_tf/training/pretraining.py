@@ -27,7 +27,6 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import exists
-from albert_tf.modeling.kernels import cross_entropy
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import SENTENCE_LABEL, TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
@@ -48,17 +47,6 @@ PAPER_REFERENCE = {
     "sop": {"masked_lm_accuracy": 0.540, "sentence_order_accuracy": 0.865},
     "nsp": {"masked_lm_accuracy": 0.545, "sentence_order_accuracy": 0.905},
     "none": {"masked_lm_accuracy": 0.549},
-}
-
-
-# Accuracies on records of another sentence objective, by the objectives of the
-# model and of the records. A model without a sentence objective has no sentence
-# head; the paper does not say how it measured the accuracies of such a model.
-PAPER_CROSS_REFERENCE = {
-    ("none", "nsp"): 0.524,
-    ("none", "sop"): 0.533,
-    ("nsp", "sop"): 0.520,
-    ("sop", "nsp"): 0.789,
 }
 
 
@@ -94,9 +82,7 @@ class Pretraining(Objective):
             return None
         held_out = record_sets.find_held_out(self._config)
         for phase in data.phases if data else ():
-            record_sets.check_held_out(
-                phase.records, held_out, self._config.data
-            )
+            record_sets.check_held_out(phase.records, held_out)
         return held_out
 
     def record_format(self, records: RecordSet) -> RecordFormat:
@@ -185,9 +171,10 @@ class Pretraining(Objective):
         self, values: Mapping[str, float], records: RecordSet
     ) -> list[str]:
         task = self._config.training.held_out_objective()
-        reference = describe_reference(self._sentence_objective, task)
-        lines = [f"{describe(values, task)}; {reference}"]
-        if task != self._sentence_objective:
+        lines = [describe(values, task)]
+        if task == self._sentence_objective:
+            lines[0] += f"; {describe_reference(task)}"
+        else:
             lines.append(
                 "model trained with sentence_objective="
                 f"{self._sentence_objective}, evaluated on {task} records"
@@ -227,8 +214,7 @@ def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
         outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
             predictions, vocab_size)`, and, with a sentence head,
             `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
-            2)` for packed batches; and perhaps the terms of `mlm_logits`,
-            `mlm_product` and `mlm_bias`.
+            2)` for packed batches.
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
@@ -242,17 +228,11 @@ def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
         and, with a sentence head, `sentence_loss_sum`,
         `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
     """
-    labels, losses = batch["masked_lm_ids"], None
-    if "mlm_product" in outputs:
-        losses = cross_entropy(
-            outputs["mlm_product"], outputs["mlm_bias"], labels
-        )
     sums = weighted_sums(
         "mlm",
         outputs["mlm_logits"],
-        labels,
+        batch["masked_lm_ids"],
         batch["masked_lm_weights"],
-        losses,
     )
     if "sentence_logits" in outputs:
         labels = batch[SENTENCE_LABEL]
@@ -322,23 +302,16 @@ def describe(values: Mapping[str, float], sentence_objective: str) -> str:
     return ", ".join(parts)
 
 
-def describe_reference(
-    sentence_objective: str, objective_of_records: str = ""
-) -> str:
-    """Formats the accuracies of the paper, which used other data.
-
-    Args:
-        sentence_objective: Of the model.
-        objective_of_records: Of the held-out records; "" if it is the same.
-    """
-    accuracies = PAPER_REFERENCE[sentence_objective]
-    parts = [f"mlm {accuracies['masked_lm_accuracy']:.1%}"]
-    task = objective_of_records or sentence_objective
-    accuracy = PAPER_CROSS_REFERENCE.get(
-        (sentence_objective, task), accuracies.get("sentence_order_accuracy")
-    )
-    if accuracy is not None:
-        parts.append(f"{task} {accuracy:.1%}")
+def describe_reference(sentence_objective: str) -> str:
+    """Formats the accuracies of the paper, which used other data."""
+    parts = [
+        f"{task} {accuracy:.1%}"
+        for task, accuracy in zip(
+            ("mlm", sentence_objective),
+            PAPER_REFERENCE[sentence_objective].values(),
+            strict=False,
+        )
+    ]
     return (
         f"paper, base after 125k steps (Table 5): {', '.join(parts)} accuracy"
     )

@@ -2,9 +2,7 @@
 
 import dataclasses
 import posixpath
-import threading
-from collections.abc import Mapping, Sequence
-from concurrent import futures
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +10,6 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import first_line
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs.log import TENSORBOARD_DIR
 from albert_tf.training.objective import Objective
@@ -25,12 +22,10 @@ TIMING_METRICS = (
     "evaluation_seconds",
     "cpu_seconds",
     "steps_per_second",
-    "examples_per_second",
     "tokens_per_second",
     "useful_tokens_per_second",
     "tflops",
     "mfu",
-    "useful_mfu",
     "input_bound_share",
     "step_seconds_median",
     "step_seconds_p95",
@@ -39,13 +34,6 @@ TIMING_METRICS = (
 
 # The progress line reports waiting for input above this fraction of the time.
 SLOW_INPUT_FRACTION = 0.05
-
-# How long a slice is profiled: the estimated time of the steps, within these
-# limits. A longer profile would fill the memory of the hosts.
-SHORTEST_S = 1.0
-LONGEST_S = 20.0
-# How long the hosts may take, after the profiled time, to send their profiles.
-SENDING_S = 60.0
 
 
 @dataclasses.dataclass
@@ -153,7 +141,6 @@ class Progress:
             "loop_seconds": useful,
             "cpu_seconds": times.cpu_seconds,
             "steps_per_second": 1 / mean,
-            "examples_per_second": rows * records.examples_per_row / mean,
             "tokens_per_second": tokens / mean,
             "tflops": flops / 1e12,
             "input_bound_share": times.input_seconds / max(steady, 1e-9),
@@ -168,8 +155,6 @@ class Progress:
         if share is not None:
             metrics["useful_share"] = share
             metrics["useful_tokens_per_second"] = share * tokens / mean
-            if self._peak_flops:
-                metrics["useful_mfu"] = share * metrics["mfu"]
         return metrics
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -214,32 +199,19 @@ def _duration(seconds: float) -> str:
 
 
 class Profiler:
-    """Profiles the steps of `--profile_steps`, for TensorBoard.
-
-    On a slice of several hosts, the servers of the hosts make the profile, for
-    a number of seconds instead of steps.
+    """Profiles the steps of `--profile_steps` in this process, for TensorBoard.
 
     Args:
-        servers: HOST:PORT of the servers of a slice; () profiles this process.
         is_active: Whether this process makes the profile.
-
-    Attributes:
-        steps_per_second: Of the last device loop; 0 before it.
     """
 
     def __init__(
-        self,
-        config: PretrainingConfig,
-        servers: Sequence[str] = (),
-        is_active: bool = True,
+        self, config: PretrainingConfig, is_active: bool = True
     ) -> None:
         self._steps = config.training.profiled_steps() if is_active else None
         self._directory = posixpath.join(
             config.training.output_dir, TENSORBOARD_DIR
         )
-        self._servers = servers
-        self._traced: futures.Future[None] | None = None
-        self.steps_per_second = 0.0
         self._running = False
 
     def begin_loop(self, step: int) -> bool:
@@ -248,46 +220,14 @@ class Profiler:
             return False
         first, last = self._steps
         if step == first and not self._running:
-            self._start(last - first)
-        return step >= last and self.end()
-
-    def _start(self, num_steps: int) -> None:
-        self._running = True
-        if not self._servers:
             tf.profiler.experimental.start(self._directory)
-            return
-        seconds = SHORTEST_S
-        if self.steps_per_second:
-            seconds = max(seconds, num_steps / self.steps_per_second)
-        milliseconds = int(1000 * min(seconds, LONGEST_S))
-        servers = ",".join(f"grpc://{server}" for server in self._servers)
-        traced = self._traced = futures.Future()
-
-        def trace() -> None:
-            try:
-                tf.profiler.experimental.client.trace(
-                    servers, self._directory, milliseconds
-                )
-            except Exception as error:
-                traced.set_exception(error)
-            else:
-                traced.set_result(None)
-
-        # A process waits at its end for all threads, except for daemons. A
-        # silent host would keep the process alive.
-        threading.Thread(target=trace, name="profile", daemon=True).start()
+            self._running = True
+        return step >= last and self.end()
 
     def end(self) -> bool:
         """Ends the profile, if there is one; returns whether it was written."""
         if not self._running:
             return False
+        tf.profiler.experimental.stop()
         self._running = False
-        if self._traced is None:
-            tf.profiler.experimental.stop()
-        else:
-            try:
-                self._traced.result(LONGEST_S + SENDING_S)
-            except (TimeoutError, tf.errors.OpError) as error:
-                logging.error("NO PROFILE of the slice: %s", first_line(error))
-                return False
         return True

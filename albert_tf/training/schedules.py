@@ -12,14 +12,9 @@ PAPER_BATCH_SIZE = 4096
 PAPER_LEARNING_RATE = 0.00176
 PAPER_WARMUP_STEPS = 3125
 
-# A warning is logged if a setting differs from the paper's by more than these
-# factors. A factor of 2 in the learning rate corresponds to a factor of 4 in
-# the batch size. Runs below LONG_RUN_STEPS get no warning, since the paper's
-# warm-up would take a large fraction of their steps.
-FAR_RATE, FAR_WARMUP, LONG_RUN_STEPS = 2.0, 4.0, 10_000
-
-# Small models learn best with Muon at about 0.001.
-LARGEST_MUON_RATE = 0.0015
+# Runs of at least LONG_RUN_STEPS get a warning if the rate differs from the
+# paper's by more than this factor: that of four times the batch size.
+FAR_RATE, LONG_RUN_STEPS = 2.0, 10_000
 
 
 class DropoutRates(NamedTuple):
@@ -93,14 +88,14 @@ def scaled_learning_rate(batch_size: int) -> float:
 def describe_learning_rate(
     config: PretrainingConfig, examples_per_row: float = 1.0
 ) -> tuple[str, str]:
-    """Compares peak rate and warm-up with the paper's for this batch size.
+    """Compares the peak rate with the paper's for this batch size.
 
     Args:
         examples_per_row: Mean number of examples in a row; the batch size of
             the paper counts examples.
 
     Returns:
-        A line for the log, and a warning if the settings are far from the
+        A line for the log, and a warning if the rate is far from the
         paper's, or "".
     """
     optimizer = config.optimizer
@@ -112,40 +107,20 @@ def describe_learning_rate(
     if optimizer.num_decay_steps:
         line += f", decaying in the last {optimizer.num_decay_steps} steps"
     if optimizer.optimizer != "lamb":
-        is_muon = optimizer.optimizer == "muon"
-        if not is_muon or optimizer.learning_rate <= LARGEST_MUON_RATE:
-            return line, ""
-        return line, (
-            f"learning_rate {optimizer.learning_rate:g} is one for LAMB: Muon "
-            "takes rates like AdamW's, e.g. --learning_rate=0.001 for a small "
-            "model"
-        )
+        return line, ""
     scaled = scaled_learning_rate(batch_size)
     line += (
         f"; the paper's for a batch of {batch_size} examples: {scaled:.3g} "
         f"after {PAPER_WARMUP_STEPS}"
     )
-    if config.training.num_train_steps < LONG_RUN_STEPS:
-        return line, ""
-    scaling = " scaled by the square root of the batch size"
-    rate = optimizer.learning_rate / scaled
-    warmup = optimizer.num_warmup_steps / PAPER_WARMUP_STEPS
-    warnings = [
-        f"{name} is {ratio:.3g} times that of the paper{more}"
-        for name, ratio, far, more in (
-            ("learning_rate", rate, FAR_RATE, scaling),
-            ("num_warmup_steps", warmup, FAR_WARMUP, ""),
-        )
-        if not 1 / far <= ratio <= far
-    ]
-    if not warnings:
+    ratio = optimizer.learning_rate / scaled
+    is_short = config.training.num_train_steps < LONG_RUN_STEPS
+    if is_short or 1 / FAR_RATE <= ratio <= FAR_RATE:
         return line, ""
     return line, (
-        f"{' and '.join(warnings)}. Larger rates and shorter warm-ups are "
-        "known to diverge; smaller rates and longer warm-ups waste steps. For "
-        "this batch size, the settings of the paper are "
-        f"--learning_rate={scaled:.3g} "
-        f"--num_warmup_steps={PAPER_WARMUP_STEPS}"
+        f"learning_rate is {ratio:.3g} times that of the paper scaled by the "
+        "square root of the batch size. Larger rates are known to diverge; "
+        f"smaller ones waste steps. Set --learning_rate={scaled:.3g}"
     )
 
 

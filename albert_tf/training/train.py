@@ -30,9 +30,8 @@ from albert_tf.cluster import versions
 from albert_tf.cluster.energy import Meter
 from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import devices_per_host
-from albert_tf.cluster.workers import slice_servers
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError
 from albert_tf.input.record_format import (
     TRAINING_ERRORS,
     explain_failed_read,
@@ -150,7 +149,7 @@ def open_run(
             position.to_evaluate,
             position.num_steps,
         )
-    peak = cost.peak_flops(host.strategy, config.distribution)
+    peak = cost.peak_flops(host.strategy)
     progress = Progress(config, objective, data, peak)
     run = Run(trainer, evaluator, run_log, progress)
     times = {
@@ -199,11 +198,7 @@ class Run:
         self.evaluator = evaluator
         self.run_log = run_log
         self.progress = progress
-        self.profiler = Profiler(
-            self.config,
-            slice_servers(self.host.strategy),
-            is_active=run_log is not None,
-        )
+        self.profiler = Profiler(self.config, is_active=run_log is not None)
         self.devices, _ = cost.describe_devices(self.host.strategy)
         self._meter = Meter(
             self.devices["kind"], devices_per_host(self.host.strategy)
@@ -218,10 +213,6 @@ class Run:
             evaluated = self._evaluate()
             if position.to_evaluate:
                 return self._stop_early()
-        if position.num_steps and position.step == last_step:
-            # The run was stopped here, within a loop of a longer run.
-            self.progress.begin_loop(position.step - 1)
-            self._end_loop()
         while position.step < last_step:
             began_at, evaluated = position.step, False
             self.progress.begin_loop(began_at)
@@ -321,7 +312,6 @@ class Run:
     def _log_changes(self, metrics: Mapping[str, float]) -> None:
         """Logs scheduled changes after a loop."""
         step, config = self.position.step, self.config
-        self.profiler.steps_per_second = metrics["steps_per_second"]
         is_last = step == config.training.num_train_steps
         before = schedules.dropout_rates(step - 1, config)
         after = schedules.dropout_rates(step, config)
@@ -354,18 +344,13 @@ class Run:
         if self.evaluator is None:
             position.to_evaluate = False
             return False
-        try:
-            metrics = self.evaluator.run_and_log(
-                position.step, self.run_log if logs else None
-            )
-            position.to_evaluate = metrics is None
-            if metrics is not None:
-                loss = self.trainer.objective.cost(metrics)
-                self._log_checkpoint(self.trainer.save_best(loss), best=True)
-        except (UserError, tf.errors.OpError):
-            position.to_evaluate = True
-            self._save_before_error()
-            raise
+        metrics = self.evaluator.run_and_log(
+            position.step, self.run_log if logs else None
+        )
+        position.to_evaluate = metrics is None
+        if metrics is not None:
+            loss = self.trainer.objective.cost(metrics)
+            self._log_checkpoint(self.trainer.save_best(loss), best=True)
         return metrics is not None
 
     def _evaluate_complete_run(self) -> bool:
@@ -391,23 +376,6 @@ class Run:
         if is_new:
             stalled_s = self.trainer.store.seconds_stalled
             self.log_event("checkpoint", best=best, stalled_s=stalled_s)
-
-    def _save_before_error(self) -> None:
-        """Saves the steps before an evaluation that failed.
-
-        The next process repeats only the evaluation, whose error still ends
-        this one if the checkpoint cannot be written.
-        """
-        try:
-            self.save()
-            self.trainer.wait_for_saves()
-        except (UserError, tf.errors.OpError) as error:
-            logging.error(
-                "NO CHECKPOINT SAVED at step %d, where the evaluation failed: "
-                "%s",
-                self.position.step,
-                first_line(error),
-            )
 
     # The end of the process.
 
@@ -519,8 +487,10 @@ def _log_start(
         training.num_train_steps,
     )
     software = versions.software()
-    if run.run_log:
-        _log_software(software, training.output_dir)
+    logging.info(
+        "software: %s",
+        ", ".join(f"{name} {value}" for name, value in software.items()),
+    )
     facts: dict[str, Any] = {**times, "software": software}
     facts["devices"] = run.devices
     if resumed:
@@ -530,29 +500,6 @@ def _log_start(
     elif initial:
         facts["warm_start"] = initial.report
     run.log_event("resume" if resumed else "start", **facts)
-
-
-def _log_software(software: Mapping[str, str], run_dir: str) -> None:
-    """Logs versions and compiler flags, and warns if the run had others."""
-    logging.info(
-        "software: %s",
-        ", ".join(f"{name} {value}" for name, value in software.items()),
-    )
-    before = software
-    for event in read_events(run_dir):
-        before = event.get("software", before)
-    changes = [
-        f"{name}: {before.get(name, 'none')} before, "
-        f"now {software.get(name, 'none')}"
-        for name in sorted({*before, *software})
-        if before.get(name) != software.get(name)
-    ]
-    if changes:
-        logging.warning(
-            "the run continues with other software (%s): its results may "
-            "differ in rounding from those of a run that was not stopped",
-            ", ".join(changes),
-        )
 
 
 def _log_summary(trainer: Trainer) -> None:

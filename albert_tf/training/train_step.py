@@ -111,7 +111,7 @@ def metric_names(
         *objective.metric_names,
         "gradient_norm",
         "update_norm",
-        *(adapted if config.optimizer.has_trust_ratios else ()),
+        *(adapted if config.optimizer.optimizer == "lamb" else ()),
     )
 
 
@@ -260,40 +260,26 @@ def make_replica_step(
         `replica_step(batch, rates, stop)` for the batch of this replica and,
         optionally, the stop flag of its process. It returns float32 scalars
         equal on all replicas: the metrics of `metric_names` over the global
-        batch, with gradient_norm before global clipping; and, if `stop` is
+        batch, with gradient_norm before clipping; and, if `stop` is
         given, `stops`, its sum over all replicas.
     """
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
-    clips_each_replica = config.optimizer.clip_scope == "per_replica"
     # With remat, blocks read their kernels in both passes.
-    joins_reads = target.is_tpu and not (
-        config.distribution.remat or config.distribution.plain_formulas
-    )
-
-    # CPUs multiply bfloat16 slowly.
-    product_dtype = tf.float32
-    if device_type != "CPU" and (
-        config.distribution.precision == "mixed_bfloat16"
-    ):
-        product_dtype = tf.bfloat16
+    joins_reads = target.is_tpu and not config.distribution.remat
 
     @tf.autograph.experimental.do_not_convert
     def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
         """Clips, updates all variables, and returns the norms."""
         gradient_norm = tf.linalg.global_norm(gradients)
         scale = tf.constant(1.0)
-        if clip_norm and not clips_each_replica:
+        if clip_norm:
             # The optimizer multiplies by the factor that clips.
             (scale,), _ = tf.clip_by_global_norm(
                 [scale], clip_norm, use_norm=gradient_norm
             )
         update_metrics = state.optimizer.apply(
-            gradients,
-            learning_rate,
-            scale,
-            fuse=target.fuse,
-            product_dtype=product_dtype,
+            gradients, learning_rate, scale, fuse=target.fuse
         )
         return {"gradient_norm": gradient_norm, **update_metrics}
 
@@ -344,8 +330,6 @@ def make_replica_step(
             config.data.gradient_accumulation_steps,
             target.jit_compile,
         )
-        if clip_norm and clips_each_replica:
-            gradients = _clip_per_replica(gradients, clip_norm, num_replicas)
         flags = {} if stop is None else {"stops": stop}
         *gradients, vector = _all_reduce_sum(
             [*gradients, tf.stack([*sums.values(), *flags.values()])]
@@ -447,17 +431,6 @@ def _add_gradients(
     # Sparse gradients of embeddings may have several terms for one row. Norm
     # and moments need the square of their sum, so make the gradients dense.
     return total.complete([tf.convert_to_tensor(g) for g in gradients]), sums
-
-
-def _clip_per_replica(
-    gradients: list[tf.Tensor], clip_norm: float, num_replicas: int
-) -> list[tf.Tensor]:
-    """Clips the gradients of the mean loss of the replica's batch."""
-    # The loss is divided by the global weights. Times the number of replicas,
-    # it is the mean loss of the replica's batch.
-    scaled = [g * num_replicas for g in gradients]
-    clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
-    return [g / num_replicas for g in clipped]
 
 
 def _all_reduce_sum(values: Any) -> Any:

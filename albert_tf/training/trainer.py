@@ -47,8 +47,8 @@ class Position:
             where the run was stopped within a device loop.
         lowest_loss: The lowest mean loss in a line of the log, of the lines
             of the current phase of the records; None before the first one.
-        to_evaluate: Whether the evaluation at this step was cut short, or
-            failed, and must be repeated.
+        to_evaluate: Whether the evaluation at this step was cut short, and
+            must be repeated.
         learning_rate: The learning rate of the last step; 0 before the first
             one.
         times: Times of the steps since the last line of the log.
@@ -320,11 +320,6 @@ class Trainer:
         passed_s = time.monotonic() - self._saved_at
         return bool(minutes) and passed_s >= 60 * minutes
 
-    def wait_for_saves(self) -> None:
-        """Waits for the last checkpoint; `store.save_errors` has its error."""
-        with self.host.watchdog.limit("saving the last checkpoint"):
-            self.store.wait()
-
     def finish_saving(self, *directories: str) -> None:
         """Waits for the last checkpoints, in all processes.
 
@@ -332,7 +327,8 @@ class Trainer:
             UserError: If one of these directories, `checkpoints` or `best`,
                 could not be written; a `RetryError` if the cause is temporary.
         """
-        self.wait_for_saves()
+        with self.host.watchdog.limit("saving the last checkpoint"):
+            self.store.wait()
         for directory in directories:
             if directory in self.store.save_errors:
                 raise self.store.save_errors[directory]

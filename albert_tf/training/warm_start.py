@@ -104,10 +104,10 @@ class WarmStart:
             values = self.weights.values[source]
             shape = variables[path].shape.as_list()
             if path in (_PIECES, _PIECE_BIAS) and self.kept_pieces:
-                mean = values[self.kept_pieces[1]].mean(axis=0)
-                values = self._place(
-                    path, values, variables[path].numpy() + mean
-                )
+                of_kept = values[self.kept_pieces[1]]
+                mean = of_kept.mean(axis=0, dtype=np.float64)
+                new = (variables[path].numpy() + mean).astype(np.float32)
+                values = self._place(path, values, new)
             elif path == _POSITIONS:
                 values = np.resize(values, shape)
             assigned[path] = values

@@ -30,11 +30,6 @@ FUSED = ProgramTarget("CPU", fuse=True)
 TPU = ProgramTarget("TPU")
 
 
-def plain(target):
-    """The same target without kernels."""
-    return dataclasses.replace(target, uses_kernels=False)
-
-
 def compiled_for(target, function):
     """The function as a program of that target; XLA compiles it for TPUs."""
     return tf.function(function, jit_compile=target.is_tpu)

@@ -4,7 +4,6 @@ import io
 import re
 import shutil
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -13,24 +12,18 @@ from albert_tf.input import batch_stream, record_format
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_format import (
-    parse_intact,
-    parse_records,
-    pretraining_format,
     serialize,
 )
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records.features import (
-    SENTENCE_LABEL,
     Feature,
-    features_to_read,
 )
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 
 ONE = tf.distribute.InputContext()
-K = tiny_run.PACKING["max_examples_per_row"]
 SEED = 12345
 
 
@@ -161,73 +154,6 @@ def test_a_damaged_record_is_named(make_stream, shards, name):
     if name not in ("label", "no message"):
         with pytest.raises(record_format.READING_ERRORS):
             list(stream.open(0)(ONE).take(steps))
-
-
-def with_value(place, value):
-    return lambda values: [
-        value if i == place % len(values) else v for i, v in enumerate(values)
-    ]
-
-
-# The feature of a packed row, its new values, and what the search says.
-PACKED_DAMAGE = [
-    (
-        "input_mask",
-        lambda values: [v + K for v in values],
-        "input_mask must be at most max_examples_per_row",
-    ),
-    (
-        "input_mask",
-        lambda values: [v + (v > 1) for v in values],
-        "input_mask must number the examples 1, 2, ... without a gap",
-    ),
-    ("input_mask", with_value(5, 0), "without a gap"),
-    ("next_sentence_positions", with_value(1, 3), "those of the [CLS] tokens"),
-    ("input_ids", with_value(0, 9), "must begin each example with [CLS]"),
-    (SENTENCE_LABEL, with_value(0, 2), "must be 0 or 1"),
-    ("next_sentence_weights", with_value(0, 0.0), "must be 1 for"),
-    (
-        "masked_lm_positions",
-        lambda values: [31] * len(values),
-        "masked_lm_positions must not be those of padding",
-    ),
-]
-
-
-def test_packed_records_with_faults_count_as_damaged(
-    tiny_packed_records, tmp_path
-):
-    """Parsing stops at each, and the search names file, record and field."""
-    records = shutil.copytree(tiny_packed_records, tmp_path / "records")
-    config = tiny_run.make_config(records, tmp_path, **tiny_run.PACKING)
-    shard = min((records / "train").glob("*.tfrecord"))
-    intact = shard.read_bytes()
-    serialized = next(iter(tf.data.TFRecordDataset(shard).batch(10**6)))
-    features = features_to_read("static", "best_fit")
-    used = parse_records(serialized, features, config.data)["input_mask"]
-    # Rows of two or three examples, with padding: one for each fault.
-    examples = np.max(used, axis=1)
-    rows = np.flatnonzero((examples > 1) & (examples < K) & (used[:, -1] == 0))
-    data = find_training_data(config)
-    stream = BatchStream(data, config.data, 7)
-    packed_format = pretraining_format(data.phases[0].records, config.data)
-    parse = tf.function(
-        lambda batch: parse_intact(batch, packed_format, config.data),
-        input_signature=[tf.TensorSpec([None], tf.string)],
-    )
-    parse(serialized)
-    for number, (feature, edit, message) in zip(
-        rows.tolist(), PACKED_DAMAGE, strict=False
-    ):
-        change(shard, number, feature, edit)
-        with pytest.raises(record_format.READING_ERRORS):
-            parse([*tf.data.TFRecordDataset(shard)])
-        with pytest.raises(UserError) as raised:
-            stream.check_intact(0, 200)
-        named = str(raised.value)
-        assert f"record {number} of {shard}" in named
-        assert message in named
-        shard.write_bytes(intact)
 
 
 def test_one_damaged_record_of_each_shard_is_named(make_stream, shards):

@@ -2,12 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.modeling.attention import (
-    SelfAttention,
-    attention,
-)
+from albert_tf.modeling.attention import SelfAttention
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.dropout import Dropout, Masks, keep_prob
+from albert_tf.modeling.kernels import attention
 from albert_tf.modeling.target import DEFAULT_TARGET
 from tests.helpers import tiny_model
 
@@ -15,33 +13,9 @@ CONFIG = tiny_model.CONFIG
 SEED = tf.constant([3, 4])
 
 
-def test_a_rate_of_zero_leaves_no_random_operation():
-    layer = SelfAttention(CONFIG, "attention", "float32")
-    layer.build()
-
-    def random_operations(rate):
-        @tf.function
-        def attend(hidden, seed):
-            dropout = Dropout(rate, rate, seed)
-            return layer(hidden, tf.zeros([1]), dropout=dropout)
-
-        hidden = tf.ones((2, 5, CONFIG.hidden_size))
-        graph = attend.get_concrete_function(hidden, SEED).graph
-        names = [op.type for op in graph.get_operations()]
-        for function in graph.as_graph_def().library.function:
-            names += [node.op for node in function.node_def]
-        return [name for name in names if "Random" in name]
-
-    assert not random_operations(0.0)
-    assert random_operations(0.1)
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_attention_is_that_of_the_paper(rate):
-    """In NumPy, query by query: softmax, then dropout, then the sum.
-
-    The kernel is compared with this formula in test_kernels.
-    """
+    """In NumPy, query by query: softmax, then dropout, then the sum."""
     random = np.random.default_rng(0)
     batch, queries, keys, heads, size = 2, 5, 7, 3, 4
     lengths = {"query": queries, "key": keys, "value": keys}
@@ -60,7 +34,13 @@ def test_attention_is_that_of_the_paper(rate):
         tuple(tf.constant(x, tf.float32) for x in projected[name])
         for name in lengths
     ]
-    found = attention(*arguments, tf.constant(bias, tf.float32), masks, heads)
+    found = attention(
+        *arguments,
+        tf.constant(bias, tf.float32),
+        masks,
+        heads,
+        target=DEFAULT_TARGET,
+    )
 
     q, k, v = (product + bias for product, bias in projected.values())
     for example, head, query in np.ndindex(batch, heads, queries):

@@ -76,45 +76,6 @@ def test_bfloat16_gradients_are_added_in_float32(variables, so_far):
         np.testing.assert_allclose(total - former, own, atol=0.1 * size)
 
 
-def gradient_of(variables, so_far, loss_of, **settings):
-    """Gradient of the shared kernel, by a loss of `NUM_LAYERS` reads of it."""
-    shared, *_ = variables
-
-    @tf.function(jit_compile=True)
-    def gradient():
-        total = GradientSums(variables, so_far, joins_reads=True)
-        target = ProgramTarget(gradient_sums=total)
-        with tf.GradientTape() as tape:
-            reads = [
-                target.read(shared, "float32", **settings)
-                for _ in range(NUM_LAYERS)
-            ]
-            loss = loss_of(reads)
-        return tape.gradient(loss, shared.value)
-
-    return gradient()
-
-
-def test_a_read_that_the_loss_does_not_use_loses_nothing(variables, so_far):
-    found = gradient_of(
-        variables,
-        so_far,
-        lambda reads: tf.reduce_sum(reads[0]) + tf.reduce_sum(reads[1]),
-    )
-    np.testing.assert_allclose(found, so_far[0] + 2.0, rtol=1e-6)
-
-
-def test_a_chain_may_have_another_shape(variables, so_far):
-    found = gradient_of(
-        variables,
-        so_far,
-        lambda reads: sum(tf.reduce_sum(kernel[0]) for kernel in reads),
-        shape=[2, 2, 4],
-    )
-    expected = so_far[0] + np.array([[NUM_LAYERS] * 4] * 2 + [[0] * 4] * 2)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 def barriers(joins_reads):
     """Number of barriers in the gradients of the tiny model for a TPU."""
     model, batch = tiny_model.build("mixed_bfloat16"), tiny_model.make_batch()

@@ -171,7 +171,6 @@ def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(
         run_dir,
         num_train_steps=4,
         dropout_schedule="0:0.1,2:0.0",
-        peak_tflops=0.5,
         price_per_device_hour=3600.0,
         watts_per_device=1000.0,
     )

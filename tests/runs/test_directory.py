@@ -260,11 +260,11 @@ def test_settings_of_another_release_are_read_by_name(run, tmp_path):
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
     stored["training"]["loop_seconds"] = 30.0  # removed since
-    del stored["optimizer"]["clip_scope"]  # the default then applies
+    del stored["optimizer"]["poly_power"]  # the default then applies
     path.write_text(json.dumps(stored))
     check(run())
-    with pytest.raises(UserError, match="clip_scope was 'global' and is"):
-        check(run(clip_scope="per_replica"))
+    with pytest.raises(UserError, match=r"poly_power was 1\.0 and is"):
+        check(run(poly_power=2.0))
     stored["optimizer"]["of_a_later_release"] = 1
     path.write_text(json.dumps(stored))
     with pytest.raises(UserError, match=r"config\.json: .*of_a_later_release"):

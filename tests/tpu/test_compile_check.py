@@ -10,16 +10,11 @@ import subprocess
 import sys
 
 import pytest
-import tensorflow as tf
 from google.protobuf import text_format
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.errors import UserError
-from albert_tf.modeling.dropout import Masks
-from albert_tf.modeling.kernels import attend
-from albert_tf.modeling.target import ProgramTarget
 from albert_tf.training import cost
 from tests.helpers import tiny_run
 from tests.helpers.compiled_runs import small_config, tiny_config
@@ -269,37 +264,3 @@ def arrays_in_memory(module):
         shapes += shape.tuple_shapes
     name = xla_data_pb2.PrimitiveType.Name
     return {(name(s.element_type), (*s.dimensions,)) for s in shapes}
-
-
-def compile_for(version, function, *operands):
-    """The program of a compiled function, for one chip of a version."""
-    hlo = function.experimental_get_compiler_ir(*operands)(
-        stage="hlo_serialized", platform_name="CPU"
-    )
-    shape = (2, 2, 1)[: TPU_CHIPS[version].dimensions]
-    devices = tpu_compiler.slice_devices(topologies.Slice(version, shape))
-    return tpu_compiler.compile_program(hlo, devices[:1])[1]
-
-
-@pytest.mark.tpu_compile
-def test_score_gradients_stay_in_float32():
-    """In a layer of attention of base with a micro-batch of 4 rows, on v5e,
-    with --float32_score_gradients: "u32" are the bits of float32 numbers.
-    """
-    batch, heads, size, length = 4, 12, 64, 512
-    operand = tf.TensorSpec([batch, heads, size, length], tf.bfloat16)
-    bias = tf.TensorSpec([batch, 1, 1, length], tf.float32)
-    target = ProgramTarget("TPU", float32_score_gradients=True)
-
-    @tf.function(jit_compile=True)
-    def gradients(query, key, value, upstream, bias):
-        operands = [query, key, value]
-        with tf.GradientTape() as tape:
-            tape.watch(operands)
-            context = attend(*operands, bias, Masks(), target)
-        return tape.gradient(context, operands, upstream)
-
-    program = compile_for("v5e", gradients, *[operand] * 4, bias)
-    scores = batch, heads, length, length
-    found = {t for t, shape in arrays_in_memory(program) if shape == scores}
-    assert found == {"BF16", "U32"}

@@ -1,7 +1,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import re
 
 import keras
@@ -10,8 +9,6 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig, PretrainingConfig
-from albert_tf.errors import UserError
-from albert_tf.training import optimizers
 from albert_tf.training.optimizers import make_optimizer
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import make_state
@@ -22,7 +19,6 @@ CONFIG = {
     "lamb": OptimizerConfig(optimizer="lamb"),
     "adamw": OptimizerConfig(optimizer="adamw", weight_decay_rate=0.3),
     "muon": OptimizerConfig(optimizer="muon", weight_decay_rate=0.3),
-    "muon_lamb": OptimizerConfig(optimizer="muon", muon_rest="lamb"),
 }
 BLOCK = "albert/encoder/group_0_inner_group_0"
 SHAPES = {
@@ -78,7 +74,7 @@ def muon_factor(matrix):
 def train_numpy(config):
     """Weights and moments after all steps, in float64, by the formulas."""
     uses_muon = config.optimizer == "muon"
-    uses_lamb = "lamb" in (config.optimizer, uses_muon and config.muon_rest)
+    uses_lamb = config.optimizer == "lamb"
     weights = initial_weights()
     m = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     v = {path: np.zeros(shape) for path, shape in SHAPES.items()}
@@ -166,7 +162,7 @@ def train(config, *, strategy=None, fuse=False):
 
 @pytest.mark.parametrize(
     ("name", "fuse"),
-    [*itertools.product(CONFIG, [False]), ("lamb", True), ("muon", True)],
+    [("lamb", False), ("adamw", False), ("lamb", True), ("muon", True)],
 )
 def test_50_steps_match_the_formula(name, fuse):
     variables = train(CONFIG[name], fuse=fuse)
@@ -183,9 +179,9 @@ def test_50_steps_match_the_formula(name, fuse):
 
 
 def test_replicas_stay_equal_and_match_one(mirrored_two):
-    """So do the metrics of a step, with Muon and LAMB."""
-    one = train(CONFIG["muon_lamb"])
-    two = train(CONFIG["muon_lamb"], strategy=mirrored_two)
+    """So do the metrics of a step."""
+    one = train(CONFIG["lamb"])
+    two = train(CONFIG["lamb"], strategy=mirrored_two)
 
     for path, variable in two.by_path.items():
         slot = two.optimizer.slots[f"{path}/m"]
@@ -276,45 +272,25 @@ def test_muon_takes_any_gradient(name):
     np.testing.assert_allclose(metrics["update_norm"], norm, rtol=1e-5)
 
 
-def test_bfloat16_products_give_the_factor_to_their_precision():
-    """bfloat16 has 8 bits; five iterations enlarge the errors."""
-    random = np.random.default_rng(0)
-    matrices = random.normal(size=(2, 24, 40)).astype("float32")
-
-    rounded = optimizers.orthogonalize(tf.constant(matrices), tf.bfloat16)
-
-    for matrix, factor in zip(matrices, rounded, strict=True):
-        difference = np.linalg.norm(factor - muon_factor(matrix))
-        assert 1e-3 < difference / np.linalg.norm(factor) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("architecture", "number"),
-    [
-        ({"num_hidden_layers": 2, "num_hidden_groups": 2}, 12),
-        ({"num_hidden_layers": 3, "parameter_sharing": "attention"}, 10),
-    ],
-)
-def test_muon_updates_the_kernels_of_the_blocks(architecture, number):
-    model = dataclasses.replace(tiny_run.MODEL, **architecture)
+def test_muon_updates_the_kernels_of_the_blocks():
+    """Four of attention, shared, and two of each feed-forward layer."""
+    model = dataclasses.replace(
+        tiny_run.MODEL,
+        num_hidden_layers=3,
+        parameter_sharing="attention",
+        max_position_embeddings=512,
+    )
     config = PretrainingConfig(
-        model=dataclasses.replace(model, max_position_embeddings=512),
-        optimizer=OptimizerConfig(optimizer="muon"),
+        model=model, optimizer=OptimizerConfig(optimizer="muon")
     )
     state = make_state(config, Pretraining(config))
 
     slots = state.optimizer.slots.keys()
     variables = state.model.trainable_variables
     muons = [v for v in variables if f"{v.path}/v" not in slots]
-    assert len(muons) == number
+    assert len(muons) == 4 + 3 * 2
     hidden, intermediate = model.hidden_size, model.intermediate_size
     assert {tuple(sorted(v.shape)) for v in muons} == {
         (hidden, hidden),
         (hidden, intermediate),
     }
-
-
-def test_muon_needs_kernels_of_blocks():
-    optimizer = make_optimizer(OptimizerConfig(optimizer="muon"))
-    with pytest.raises(UserError, match="Received: 1 other weights"):
-        optimizer.build([make_variable("pooler/kernel", np.ones((2, 3)))])

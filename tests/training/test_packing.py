@@ -147,7 +147,7 @@ def assert_same(found, expected):
     "settings",
     [
         {},
-        {"plain_formulas": True, "sentence_objective": "none"},
+        {"sentence_objective": "none"},
         # Packing adds no rounding errors to those of bfloat16, about 2e-2.
         {"precision": "mixed_bfloat16"},
     ],
@@ -191,6 +191,4 @@ def test_a_run_on_packed_records_logs_its_examples(
     *lines, evaluation = read_metrics(str(tmp_path))
     assert evaluation["split"] == "eval"
     for line in lines:
-        rate = line["examples_per_second"] / line["steps_per_second"]
-        assert rate == pytest.approx(8 * examples)
         assert line["useful_share"] == pytest.approx(metadata["fill"], abs=1e-5)

@@ -61,7 +61,6 @@ def test_a_valid_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
         tiny_records,
         tmp_path / "new" / "run",
         num_train_steps=10**6,
-        peak_tflops=0.001,
     )
     checks, status = check_all(config, capsys)
     assert status == 0
@@ -74,13 +73,12 @@ def test_a_valid_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
     assert "1,000,000 steps" in checks["complete run"]
     assert "a new run" in checks["run"]
     assert not list(tmp_path.iterdir())
-    seconds, tokens, _, tflops, used = (
+    seconds, tokens = (
         float(number.replace(",", ""))
-        for number in re.findall(r"[\d.,]*\d(?:e-\d+)?", checks["steps"])[:5]
+        for number in re.findall(r"[\d.,]*\d(?:e-\d+)?", checks["steps"])[:2]
     )
     # 8 examples of 32 tokens; printed to three digits.
     assert tokens == pytest.approx(8 * 32 / seconds, rel=0.01)
-    assert used == pytest.approx(100 * tflops / 0.001, rel=0.01, abs=0.06)
     (hours,) = re.findall(r"about (\S+) hours", checks["complete run"])
     assert float(hours) == pytest.approx(1e6 * seconds / 3600, rel=0.02)
 
@@ -248,29 +246,6 @@ def test_a_damaged_record_is_named(tiny_records, tmp_path, capsys):
     assert "FAIL: " in checks["steps"]
     assert "record 0 of " in checks["steps"]
     assert not (tmp_path / "run").exists()
-
-
-def test_unknown_file_systems_fail(tiny_records, capsys):
-    config = tiny_run.make_config(
-        tiny_records,
-        "nowhere://bucket/run",
-        input_file=(),
-        dataset=("far=elsewhere://bucket/far/*",),
-        data_schedule="0:far",
-        init_checkpoint="away://bucket/model",
-        init_vocabulary="gone://bucket/spm.model",
-    )
-    checks, status = check_all(config, capsys)
-    assert status == 1
-    assert failed(checks) == {"file systems"}
-    for path in (
-        "nowhere://bucket/run",
-        "elsewhere://bucket/far",
-        "away://bucket/model",
-        "gone://bucket/spm.model",
-    ):
-        assert f"FAIL: {path} must be local or on" in checks["file systems"]
-    assert {"output", "records"} <= skipped(checks)
 
 
 @pytest.mark.slow

@@ -110,26 +110,18 @@ ADVICE = [
     # sqrt(4096 / 512) is 2.83; see issue 29 of google-research/albert.
     (512, {}, "learning_rate is 2.83 times that of the paper scaled"),
     (4096, {"learning_rate": 2.1 * 0.00176}, "learning_rate is 2.1 times"),
-    (
-        *(4096, {"num_warmup_steps": 700}),
-        "num_warmup_steps is 0.224 times that of the paper. ",
-    ),
-    (4096, {"optimizer": "muon"}, "learning_rate 0.00176 is one for LAMB"),
-    (4096, {}, ""),
     (2048, {}, ""),  # 1.41 times
     (512, {"learning_rate": 0.0006}, ""),
-    (4096, {"num_warmup_steps": 800}, ""),  # 0.256 of 3125
-    (512, {"optimizer": "adamw", "learning_rate": 1e-4}, ""),
-    (512, {"optimizer": "muon", "learning_rate": 1e-3}, ""),
+    (512, {"optimizer": "adamw"}, ""),
     (32, {"num_train_steps": 9_999, "num_warmup_steps": 100}, ""),
 ]
 
 
 @pytest.mark.parametrize(("batch_size", "settings", "expected"), ADVICE)
-def test_settings_far_from_the_papers_give_a_warning(
+def test_a_rate_far_from_the_papers_gives_a_warning(
     batch_size, settings, expected
 ):
-    """Not short runs, nor AdamW."""
+    """Not in short runs, nor with AdamW."""
     config = PretrainingConfig(data=DataConfig(global_batch_size=batch_size))
     _, warning = describe_learning_rate(config.replace(**settings))
     assert warning.startswith(expected)
@@ -144,7 +136,7 @@ def test_the_papers_rate_is_named_for_the_batch():
         "learning rate 0.00176 after 3125 warm-up steps; the paper's for a "
         "batch of 512 examples: 0.000622 after 3125"
     )
-    assert "--learning_rate=0.000622 --num_warmup_steps=3125" in warning
+    assert "--learning_rate=0.000622" in warning
     line, warning = describe_learning_rate(config, examples_per_row=8.0)
     assert "for a batch of 4096 examples: 0.00176 after 3125" in line
     assert warning == ""

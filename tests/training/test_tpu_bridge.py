@@ -39,8 +39,6 @@ def batches_of_zeros(strategy, config):
             {
                 "precision": "mixed_bfloat16",
                 "dropout_schedule": "0:0.0",
-                "recompute_logit_gradients": True,
-                "float32_score_gradients": True,
             },
             marks=pytest.mark.slow,
         ),
