@@ -32,7 +32,8 @@ class Meter:
 
     def _read(self) -> dict[tuple[str, int], tuple[float, float]]:
         """The joules of each counter, and those at which it overflows."""
-        gpus, found = _read_gpus() if self._num_gpus else [], {}
+        found: dict[tuple[str, int], tuple[float, float]] = {}
+        gpus = _read_gpus() if self._num_gpus else []
         if len(gpus) != self._num_gpus:
             return {}
         for number, joules in enumerate(gpus):
@@ -50,9 +51,10 @@ class Meter:
 
 def _read_gpus() -> list[float]:
     """The joules of each GPU since its driver was loaded."""
+    found: list[float] = []
     with contextlib.suppress(OSError):
         nvml, number = ctypes.CDLL(NVML), ctypes.c_uint()
-        gpu, value, found = ctypes.c_void_p(), ctypes.c_ulonglong(), []
+        gpu, value = ctypes.c_void_p(), ctypes.c_ulonglong()
         nvml.nvmlInit_v2()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
         read = nvml.nvmlDeviceGetTotalEnergyConsumption
@@ -60,5 +62,4 @@ def _read_gpus() -> list[float]:
             nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
             if read(gpu, ctypes.byref(value)) == 0:  # not before Volta
                 found.append(value.value / 1e3)
-        return found
-    return []
+    return found

@@ -33,7 +33,8 @@ def describe_usage(
             processes[-1]["joules"] = event.get("joules")
     if not processes or not all("number" in one for one in processes):
         return {}
-    hours, kwh, sources = 0.0, 0.0, set()
+    hours, kwh = 0.0, 0.0
+    sources: set[str] = set()
     watts_given = settings.get("watts_per_device")
     for one in processes:
         device_hours = (one["ended"] - one["began"]) / 3600 * one["number"]

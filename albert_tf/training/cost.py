@@ -95,7 +95,9 @@ def describe_devices(
     """
     kind, number = device_type(strategy), strategy.num_replicas_in_sync
     per_host = devices_per_host(strategy)
-    hosts, peak, watts = number // per_host, None, None
+    hosts = number // per_host
+    peak: float | None = None
+    watts: float | None = None
     if kind == "TPU":
         if chip := devices.chip_of_this_machine(per_host):
             peak, watts = chip.peak_flops, chip.watts
