@@ -1,7 +1,6 @@
 """Settings of the commands that prepare data."""
 
 import dataclasses
-import re
 from typing import Any
 
 from albert_tf.config import SENTENCE_OBJECTIVES, Config, setting
@@ -54,7 +53,7 @@ class CorpusConfig(Config):
     text_field: str = setting(
         "text",
         "Name of the JSON field, or of the dataset's feature, that holds the "
-        "text; article.body is the field body of the field article.",
+        "text.",
     )
     sentence_breaker: str = setting(
         "none",
@@ -74,21 +73,10 @@ class CorpusConfig(Config):
         "error",
         "What to do with bytes that are not UTF-8: error stops and names "
         "them, replace puts U+FFFD in their place, skip drops their line or, "
-        "in a dataset of --tfds, their document.",
+        "in JSON and datasets, their document.",
         choices=("error", "replace", "skip"),
     )
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
-
-    def check(self) -> None:
-        """Checks the form of the language code."""
-        super().check()
-        if not re.fullmatch("[a-z]{2,3}", self.language):
-            raise UserError(
-                "language must be an ISO 639 code, two or three lower-case "
-                "letters",
-                received=repr(self.language),
-                remedy="For example, German is de.",
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -74,46 +74,37 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[], Any]]] = {
         ),
     ),
 }
-_COMPRESSED_NAME = re.compile(r"\.(t?gz|bz2|xz|zstd?)$", re.IGNORECASE)
 
 _TO_JSON_LINES = (
     "Convert it to JSON lines, e.g. with pandas: read_{}(path).to_json("
     "'text.jsonl', orient='records', lines=True)."
 )
 
-# What begins with these bytes, and what to do with it.
+# What begins with these bytes, and what to do with it. Most other formats have
+# zero bytes, which are refused in any line.
 _REFUSED_FORMATS = {
-    b"\xff\xfe\0\0": ("UTF-32", "Convert it with iconv -f UTF-32 -t UTF-8."),
-    b"\0\0\xfe\xff": ("UTF-32", "Convert it with iconv -f UTF-32 -t UTF-8."),
     **dict.fromkeys(
         (b"\xff\xfe", b"\xfe\xff"),
         (
-            "a UTF-16 byte order mark in line 1",
+            "a byte order mark of UTF-16 or UTF-32",
             "Convert the file, e.g. with iconv -f UTF-16 -t UTF-8.",
         ),
     ),
-    b"PAR1\x15": ("Parquet", _TO_JSON_LINES.format("parquet")),
-    b"ARROW1\0": ("Arrow", _TO_JSON_LINES.format("feather")),
+    b"PAR1": ("Parquet", _TO_JSON_LINES.format("parquet")),
     b"PK\x03\x04": ("a zip archive", "Unpack it with unzip."),
-    b"7z\xbc\xaf": ("a 7z archive", "Unpack it with 7z x."),
-    b"\x1f\x9d": ("a file of compress", "Unpack it with uncompress."),
-    b"\x04\x22\x4d\x18": ("a file of lz4", "Unpack it with lz4 -d."),
-    b"\xff\x06\0\0sNaP": ("a file of snappy", "Unpack it with snzip -d."),
     b"%PDF-": ("PDF", "Extract its text, e.g. with pdftotext."),
-    b"{\\rtf": ("RTF", "Save it as plain text."),
-    **{
-        magic: (f"{name} in a compressed file", "Unpack it once more.")
-        for magic, (name, _) in _DECOMPRESSORS.items()
-    },
 }
 
 _JSON_NAME = re.compile(
     r"\.(jsonl|json|ndjson)(\.(gz|bz2|xz|zstd?))?$", re.IGNORECASE
 )
 _JSON = re.compile(rb"\s*(\[\s*)?{\s*[\"}]")
-# JSON that is not JSON lines: a list, or an object on several lines.
-_JSON_VALUES = re.compile(rb"\s*(\[|{\s*\n)")
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\ufeff]*")
+# Accepts tabs and other control characters in strings.
+_JSON_DECODER = json.JSONDecoder(strict=False)
+
+# Surrogates that stand for no byte: JSON can encode half of a pair.
+_HALF_PAIRS = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 # A tag with an attribute, alone, before a tag, or that is closed in its line.
 _MARKUP = re.compile(
@@ -277,48 +268,17 @@ def _strip(line: str) -> str:
     return line if line[:1].isalnum() or line.strip(_INVISIBLE) else ""
 
 
-def _find_field(found: Any, name: str) -> Any:
-    """Returns the field `name`, or field "b" of field "a" for "a.b".
-
-    Raises:
-        KeyError: If the field does not exist.
-    """
-    if found is None:
-        return None
-    if hasattr(found, "keys"):
-        if name in found:
-            return found[name]
-        first, _, rest = name.partition(".")
-        if rest and first in found:
-            return _find_field(found[first], rest)
-    raise KeyError(name)
-
-
 def _lines_of_text(
-    text: str | None, where: str, config: CorpusConfig, skipped: Skipped
+    text: str | bytes | None, where: str, config: CorpusConfig, skipped: Skipped
 ) -> Iterator[str]:
-    """Yields the lines of one document, and the empty line that ends it.
-
-    JSON can encode unpaired surrogates; `on_bad_utf8` decides about them.
-    """
-    text = text or ""  # null is a document without text
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        if config.on_bad_utf8 == "error":
-            raise UserError(
-                f"{where} must hold Unicode text",
-                received=f"the unpaired surrogate "
-                f"U+{ord(text[error.start]):04X} at character {error.start}",
-                remedy="Set --on_bad_utf8=replace or --on_bad_utf8=skip.",
-            ) from None
-        if config.on_bad_utf8 == "skip":
-            skipped[SKIPPED_TEXTS] += 1
-            return
-        utf16 = text.encode("utf-16-le", errors="surrogatepass")
-        text = utf16.decode("utf-16-le", errors="replace")
+    """Yields the lines of one document, and the empty line that ends it."""
+    # null is a document without text
+    decoded = _to_unicode(text or "", where, config)
+    if decoded is None:
+        skipped[SKIPPED_TEXTS] += 1
+        return
     is_empty = True
-    for line in _LINE_END.split(text):
+    for line in _LINE_END.split(decoded):
         for begin in range(0, len(line), LONGEST_DOCUMENT):
             if part := _strip(line[begin : begin + LONGEST_DOCUMENT]):
                 is_empty = False
@@ -328,27 +288,36 @@ def _lines_of_text(
     yield ""
 
 
-def _decode(
-    content: bytes, name: str, where: str, offset: int, config: CorpusConfig
+def _to_unicode(
+    text: str | bytes, where: str, config: CorpusConfig
 ) -> str | None:
-    """Returns the text of bytes, or None if `on_bad_utf8` skips them.
+    """Applies `on_bad_utf8`; returns None for text that it skips.
 
-    An error names the offset of a byte, `where` and from `offset` on.
+    Args:
+        text: UTF-8, or a string with surrogates in place of other bytes.
+        where: The place of the text, for an error.
     """
+    if isinstance(text, bytes):
+        text = text.decode(errors="surrogateescape")
     try:
-        return content.decode()
-    except UnicodeDecodeError as error:
+        text.encode()
+    except UnicodeEncodeError as error:
         if config.on_bad_utf8 == "error":
+            code = ord(text[error.start])
+            what = f"half of a surrogate pair, U+{code:04X},"
+            if 0xDC80 <= code < 0xDD00:
+                what = f"byte 0x{code - 0xDC00:02x}"
             raise UserError(
-                f"{name} must be UTF-8",
-                received=f"byte 0x{content[error.start]:02x} {where} "
-                f"{offset + error.start}",
+                f"{where} must be UTF-8",
+                received=f"{what} at character {error.start}",
                 remedy="Convert the text, e.g. with iconv, or set "
                 "--on_bad_utf8=replace or --on_bad_utf8=skip.",
             ) from None
-    if config.on_bad_utf8 == "replace":
-        return content.decode(errors="replace")
-    return None
+        if config.on_bad_utf8 == "skip":
+            return None
+        text = _HALF_PAIRS.sub("\ufffd", text)
+        text = text.encode(errors="surrogateescape").decode(errors="replace")
+    return text
 
 
 # --- sources ------------------------------------------------------------------
@@ -382,10 +351,10 @@ class TextFile:
             on_bytes(len(block))
 
         blocks = read_blocks(self.name, on_stored)
-        head = next(blocks, b"")
-        is_json = self._is_json(head.removeprefix(_BOM), config)
+        head = next(blocks, b"").removeprefix(_BOM)
+        is_json = self._is_json(head, config)
         read = self._read_json if is_json else self._read_text
-        yield from read(head, itertools.chain([head], blocks), config, skipped)
+        yield from read(itertools.chain([head], blocks), config, skipped)
         # The setting decides if the same bytes are text or JSON.
         digests.append(("jsonl:" if is_json else "") + digest.hexdigest())
 
@@ -395,15 +364,11 @@ class TextFile:
         Args:
             head: First bytes of the content, without a byte order mark.
         """
-        for magic, (what, remedy) in _REFUSED_FORMATS.items():
-            if head.startswith(magic):
-                raise UserError(f"{self.name} must be UTF-8", what, remedy)
+        found = [r for m, r in _REFUSED_FORMATS.items() if head.startswith(m)]
         if head[257:262] == b"ustar":
-            raise UserError(
-                f"{self.name} must be text",
-                "a tar archive",
-                "Unpack it with tar -xf.",
-            )
+            found = [("a tar archive", "Unpack it with tar -xf.")]
+        if found:
+            raise UserError(f"{self.name} must be UTF-8", *found[0])
         if config.input_format != "auto":
             return config.input_format == "jsonl"
         if _JSON_NAME.search(self.name) or _JSON.match(head):
@@ -419,77 +384,58 @@ class TextFile:
         return False
 
     def _read_text(
-        self,
-        _head: bytes,
-        blocks: Iterator[bytes],
-        config: CorpusConfig,
-        skipped: Skipped,
+        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
     ) -> Iterator[str]:
-        for line in read_lines(blocks, LONGEST_DOCUMENT):
-            if (text := self._decode(line, config, skipped)) is not None:
+        for number, line in read_lines(blocks, LONGEST_DOCUMENT):
+            if b"\0" in line:
+                raise UserError(
+                    f"line {number} of {self.name} must be UTF-8 without zero "
+                    "bytes",
+                    received=f"a zero byte at byte {line.index(0)}",
+                    remedy="If the file is UTF-16, convert it, e.g. with iconv "
+                    "-f UTF-16LE -t UTF-8. If it is text but for these bytes, "
+                    "remove them with tr -d '\\000'. Other formats are not "
+                    "read.",
+                )
+            text: str | None
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                where = f"line {number} of {self.name}"
+                text = _to_unicode(line, where, config)
+            if text is None:
+                skipped[SKIPPED_LINES] += 1
+            else:
                 yield _strip(text)
 
     def _read_json(
-        self,
-        head: bytes,
-        blocks: Iterator[bytes],
-        config: CorpusConfig,
-        skipped: Skipped,
+        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
     ) -> Iterator[str]:
-        read = self._parse_lines
-        if _JSON_VALUES.match(head.removeprefix(_BOM)):
-            read = self._parse_values
-        for where, found in read(blocks, config, skipped):
-            try:
-                text = _find_field(found, config.text_field)
-            except KeyError:
-                text = False
+        for where, found in self._parse_json(blocks):
+            is_object = isinstance(found, dict)
+            text = found.get(config.text_field, False) if is_object else False
             if text != text:  # pandas writes NaN for null
                 text = None
             if not (text is None or isinstance(text, str)):
                 raise UserError(
                     f'{where} must be an object with a string "'
                     f'{config.text_field}"',
-                    received=json.dumps(found, ensure_ascii=False)[:80],
-                    remedy="Name the field by --text_field, e.g. text or, of "
-                    "an object in it, article.text; or set "
+                    received=json.dumps(found)[:80],
+                    remedy="Name the field by --text_field, or set "
                     "--input_format=text, if it is not JSON.",
                 )
             yield from _lines_of_text(text, where, config, skipped)
 
-    def _parse_lines(
-        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
-    ) -> Iterator[tuple[str, Any]]:
-        """Yields the value of each line, with its place."""
-        for line in read_lines(blocks, _LONGEST_JSON):
-            encoded = self._decode(line, config, skipped)
-            if encoded and (encoded := encoded.strip("\ufeff \t\n\r\f\v")):
-                where = f"line {line.number} of {self.name}"
-                try:
-                    yield where, _JSON_DECODER.decode(encoded)
-                except (ValueError, RecursionError) as error:
-                    raise _json_error(where, error, len(encoded)) from None
+    def _parse_json(self, blocks: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
+        """Yields the values of JSON lines or of a list, with their places.
 
-    def _parse_values(
-        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
-    ) -> Iterator[tuple[str, Any]]:
-        """Yields the values of a list, or objects of any number of lines."""
-        del skipped  # on_bad_utf8=skip, which skips lines, is an error here
-        errors = "replace" if config.on_bad_utf8 == "replace" else "strict"
-        decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        Surrogates stand for bytes that are not UTF-8.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         text, number = "", 1
         for block in itertools.chain(blocks, [b""]):
+            text += decoder.decode(block, final=not block)
             begin = 0
-            try:
-                text += decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{self.name} must be UTF-8",
-                    received=f"byte 0x{error.object[error.start]:02x} after "
-                    f"line {number}",
-                    remedy="Convert the text, e.g. with iconv, or set "
-                    "--on_bad_utf8=replace.",
-                ) from None
             while True:
                 between = _BETWEEN_VALUES.match(text, begin)
                 start = between.end() if between else begin
@@ -508,36 +454,12 @@ class TextFile:
                 yield where, found
             text = text[begin:]
 
-    def _decode(
-        self, line: "Line", config: CorpusConfig, skipped: Skipped
-    ) -> str | None:
-        """Returns the text of a line; None if it is skipped."""
-        if b"\0" in line.content:
-            offset = line.offset + line.content.index(b"\0")
-            raise UserError(
-                f"{self.name} must be UTF-8 without zero bytes",
-                received=f"a zero byte in line {line.number}, at byte offset "
-                f"{offset}",
-                remedy="If the file is UTF-16, convert it, e.g. with iconv -f "
-                "UTF-16LE -t UTF-8. If it is text but for these bytes, remove "
-                "them with tr -d '\\000'. Other formats are not read.",
-            )
-        where = f"in line {line.number}, at byte offset"
-        text = _decode(line.content, self.name, where, line.offset, config)
-        if text is None:
-            skipped[SKIPPED_LINES] += 1
-        return text
-
-
-# Accepts tabs and other control characters in strings.
-_JSON_DECODER = json.JSONDecoder(strict=False)
-
 
 def _json_error(where: str, error: Exception, size: int) -> UserError:
-    if size > _LONGEST_JSON // 2:
+    if size > _LONGEST_JSON:
         return UserError(
             f"{where}: a JSON document must have at most {_LONGEST_JSON} bytes",
-            received=f"{size} or more",
+            received=f"{size} or more: {error}",
             remedy="Split it into several documents.",
         )
     fault = str(error)
@@ -599,13 +521,9 @@ class DatasetPart:
         digest = hashlib.sha256()
         for number, element in enumerate(elements):
             where = f"element {number} of {self.name}"
-            content = _find_field(element, config.text_field)
+            content = element[config.text_field]
             digest.update(b"%d:%b" % (len(content), content))
-            text = _decode(content, where, "at byte offset", 0, config)
-            if text is None:
-                skipped[SKIPPED_TEXTS] += 1
-            else:
-                yield from _lines_of_text(text, where, config, skipped)
+            yield from _lines_of_text(content, where, config, skipped)
             done = self.num_bytes * (number + 1) // total
             on_bytes(done - self.num_bytes * number // total)
         digests.append(digest.hexdigest())
@@ -630,18 +548,16 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
             received=split,
             remedy=f"Its splits are {', '.join(info.splits)}. {fault}",
         )
-    try:
-        feature = _find_field(info.features, config.text_field)
-        # TensorFlow Datasets declares strings as NumPy objects.
-        is_text = feature.shape == () and feature.np_dtype == np.object_
-    except KeyError:
-        is_text = False
-    if not is_text:
+    feature = dict(info.features).get(config.text_field)
+    # TensorFlow Datasets declares strings as NumPy objects.
+    if (
+        getattr(feature, "shape", None) != ()
+        or getattr(feature, "np_dtype", None) != np.object_
+    ):
         raise UserError(
             f"text_field must be a text feature of {info.full_name}",
             received=config.text_field,
-            remedy="Its features are "
-            f"{', '.join(_list_fields(info.features))}.",
+            remedy=f"Its features are {', '.join(info.features)}.",
         )
     parts = {split: paths}
     if split in info.splits:
@@ -659,58 +575,37 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     ]
 
 
-def _list_fields(features: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the names of features, also of nested ones, such as "a.b"."""
-    for name in features:
-        yield prefix + name
-        if hasattr(features[name], "keys"):
-            yield from _list_fields(features[name], f"{prefix}{name}.")
-
-
 # --- lines of files -----------------------------------------------------------
 
 
-class Line(NamedTuple):
-    """A line, or a part of a very long line."""
-
-    number: int  # from 1
-    offset: int  # in the decompressed file, in bytes
-    content: bytes  # without its line ending
-
-
-def read_lines(blocks: Iterable[bytes], longest: int) -> Iterator[Line]:
-    """Yields the lines of text, given in blocks, without a byte order mark.
+def read_lines(
+    blocks: Iterable[bytes], longest: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of text, given in blocks, with their numbers from 1.
 
     Args:
         longest: Longest line in bytes. Longer lines are cut into parts, after
             a space if possible, else between characters.
     """
-    number, offset, rest = 1, 0, b""
+    number, rest = 1, b""
     for block in blocks:
-        if not offset and not rest and block.startswith(_BOM):
-            block, offset = block[len(_BOM) :], len(_BOM)
         lines = (rest + block).splitlines(keepends=True)
         rest = b""
         if lines and not lines[-1].endswith(b"\n"):
             # It continues in the next block; after a CR, perhaps with an LF.
             rest = lines.pop()
         for line in lines:
-            end = offset + len(line)
             line = line.rstrip(b"\r\n")
             for part in [line] if len(line) <= longest else cut(line, longest):
-                yield Line(number, offset, part)
-                offset += len(part)
-            offset = end
+                yield number, part
             number += 1
         while len(rest) > 2 * longest:
             part = next(cut(rest, longest))
-            yield Line(number, offset, part)
-            offset += len(part)
+            yield number, part
             rest = rest[len(part) :]
     if rest:
         for part in cut(rest.rstrip(b"\r"), longest):
-            yield Line(number, offset, part)
-            offset += len(part)
+            yield number, part
 
 
 def cut(content: bytes, longest: int) -> Iterator[bytes]:
@@ -747,12 +642,6 @@ def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
 
         head = read(_STORED_BYTES)
         magic = next(filter(head.startswith, _DECOMPRESSORS), b"")
-        if not magic and (name := _COMPRESSED_NAME.search(path)):
-            raise UserError(
-                f"{path} must be a complete {name[1].lower()} file",
-                received=f"{head[:8]!r} as first bytes",
-                remedy="If it is not compressed, rename it.",
-            )
         size = _STORED_BYTES if magic else BLOCK_BYTES
         blocks = itertools.chain([head], iter(lambda: read(size), b""))
         yield from _decompress(blocks, magic, path) if magic else blocks
@@ -821,9 +710,6 @@ def break_sentences(
 
     Args:
         skipped: Counts cuts of very long words.
-
-    Raises:
-        UserError: If sentencex panics.
     """
     sentences = lines
     if config.sentence_breaker != "none":
@@ -899,16 +785,6 @@ def break_line(language: str, line: str) -> Iterator[str]:
 
 def _break_window(language: str, window: str) -> list[str]:
     """Returns the sentences of a window; joined, they are the window."""
-    try:
-        parts = sentencex.segment(language, _WIDE_SPACE.sub(" ", window))
-    except BaseException as error:
-        # pyo3 makes this class, which cannot be imported or pickled.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise UserError(
-            "sentencex must be able to break the text into sentences",
-            received=f"{error}, for {window[:200]!r}",
-            remedy="Change this text, or set --sentence_breaker=none.",
-        ) from None
+    parts = sentencex.segment(language, _WIDE_SPACE.sub(" ", window))
     ends = list(itertools.accumulate(map(len, parts), initial=0))
     return [window[begin:end] for begin, end in itertools.pairwise(ends)]

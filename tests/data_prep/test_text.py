@@ -79,12 +79,7 @@ def test_lines_are_those_of_a_regular_expression(content, block_bytes):
     if not expected[-1]:
         expected.pop()
     lines = lines_of(content, block_bytes)
-    assert [line.content for line in lines] == expected
-    assert [line.number for line in lines] == list(range(1, len(lines) + 1))
-    for line in lines:
-        end = line.offset + len(line.content)
-        assert content[line.offset : end] == line.content
-        assert content[end : end + 1] in (b"\r", b"\n", b"")
+    assert lines == list(enumerate(expected, 1))
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
@@ -95,12 +90,10 @@ def test_lines_are_those_of_a_regular_expression(content, block_bytes):
 )
 def test_long_lines_are_cut_between_characters(text, block_bytes, longest):
     parts = {}
-    for line in lines_of(text.encode(), block_bytes, longest):
-        assert len(line.content) <= longest
-        line.content.decode()  # no character is cut in two
-        parts.setdefault(line.number, []).append(line.content)
-        end = line.offset + len(line.content)
-        assert text.encode()[line.offset : end] == line.content
+    for number, part in lines_of(text.encode(), block_bytes, longest):
+        assert len(part) <= longest
+        part.decode()  # no character is cut in two
+        parts.setdefault(number, []).append(part)
     for number, line in enumerate(text.encode().split(b"\n"), start=1):
         assert b"".join(parts.get(number, [b""])) == line
 
@@ -132,8 +125,8 @@ def test_blank_lines_separate_documents(tmp_path, content):
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
     """A file of several archives, as parallel compressors write it; one of
-    them has many blocks."""
-    path = tmp_path / f"a.txt{suffix}"
+    them has many blocks. Its name does not matter."""
+    path = tmp_path / "part-00000"
     long = "A line that repeats."
     parts = (b"One a.\nTw", b"o b.\n\n", f"{long}\n".encode() * 200_000, b"End")
     path.write_bytes(b"".join(COMPRESS[suffix](part) for part in parts))
@@ -145,14 +138,6 @@ def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("name", ["a.txt", "a.GZ", "part-00000", "a.zstd"])
-def test_the_first_bytes_name_the_compression(tmp_path, suffix, name):
-    path = tmp_path / name
-    path.write_bytes(COMPRESS[suffix](b"One a.\nTwo b.\n"))
-    assert read(path)[0] == [["One a.", "Two b."]]
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
 def test_damaged_compressed_files_are_refused(tmp_path, suffix):
     """The readers of the standard library end without an error at some damages
     of later archives."""
@@ -161,7 +146,6 @@ def test_damaged_compressed_files_are_refused(tmp_path, suffix):
         COMPRESS[suffix](b"Line %d.\n" % number * 99) for number in range(3)
     )
     for content in (
-        b"something else" * 9,
         first[:-9],
         first + second[:20],
         first + bytes([second[0] ^ 1]) + second[1:] + third,
@@ -207,27 +191,25 @@ def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
 # The name of a file and its content, the refusal, the documents with
 # --on_bad_utf8=replace, and with skip.
 BAD_UTF8 = {
-    # The bad byte follows 3 bytes of the byte order mark, lines of 6 and 2
-    # bytes, and 2 bytes of its own line.
     "third line": (
         "a.txt",
-        b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\nC\n",
-        r"a\.txt.* must be UTF-8.*0xe9 in line 3, at byte offset 13",
-        [["Good.", "A", "Il\ufffdgal", "C"]],
+        b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\xe2\x82.\nC\n",
+        r"line 3 of .*a\.txt.* must be UTF-8.*0xe9 at character 2",
+        [["Good.", "A", "Il\ufffdgal\ufffd.", "C"]],
         [["Good.", "A", "C"]],
     ),
     # An incomplete character at the end of the file.
     "end": (
         "a.txt",
         b"A\n\xc3",
-        "in line 2, at byte offset 2",
+        "line 2 of .*0xc3 at character 0",
         [["A", "\ufffd"]],
         [["A"]],
     ),
     "JSON": (
         "a.jsonl",
         b'{"text": "A"}\n{"text": "Il\xe9gal"}',
-        "0xe9 in line 2, at byte offset 26",
+        "line 2 of .*0xe9 at character 2",
         [["A"], ["Il\ufffdgal"]],
         [["A"]],
     ),
@@ -253,7 +235,8 @@ def test_bad_utf8_is_named_replaced_or_skipped(tmp_path, case, compressed):
     documents, skipped, _ = read(path, on_bad_utf8="replace")
     assert (documents, skipped) == (replaced, {})
     documents, skipped, _ = read(path, on_bad_utf8="skip")
-    reason = {"surrogate": reader.SKIPPED_TEXTS}.get(case, reader.SKIPPED_LINES)
+    is_text = name.endswith("txt")
+    reason = reader.SKIPPED_LINES if is_text else reader.SKIPPED_TEXTS
     assert (documents, skipped) == (kept, {reason: 1})
 
 
@@ -268,7 +251,7 @@ def tar_of(name):
 
 
 # Of a file's name and content, the refusal, whatever --on_bad_utf8 says.
-UTF16 = "UTF-16 byte order mark in line 1"
+UTF16 = "byte order mark of UTF-16"
 OBJECT = r"line 2 of .*must be an object with a string"
 REFUSED = [
     ("a.txt", "One a.\n".encode("utf-16"), UTF16),
@@ -277,16 +260,16 @@ REFUSED = [
     (
         "a.txt",
         "One a.\n".encode("utf-16-le"),
-        r"zero byte in line 1, at byte offset 1\..*iconv",
+        r"line 1 of .*a zero byte at byte 1\..*iconv",
     ),
     (
         "a.txt",
         b"One a.\r\n" * 200_000 + b"Two\0 b.\n",
-        r"a\.txt must be.*line 200001, at byte offset 1600003\..*tr -d",
+        r"line 200001 of .*a\.txt must be.*zero byte at byte 3\..*tr -d",
     ),
     (
         "a.jsonl",
-        b"{}{'text': 1}",
+        b"{'text': 1}",
         r"line 1 of .*a.jsonl must be a complete JSON object",
     ),
     (
@@ -300,11 +283,10 @@ REFUSED = [
     ("a.json", b'[{"text": "A"},\n {"text": 2}]', OBJECT),
     ("a.jsonl", b'{"text": "A"}\n["text"]', OBJECT),
     ("a.txt", b"", r"a.txt, 0 bytes"),
-    ("a.txt.gz", b"One a.\n", r"complete gz file.*rename it"),
     (
         "a.txt.gz",
         gzip.compress(gzip.compress(b"A", mtime=0), mtime=0),
-        "Unpack it once more",
+        "zero byte",
     ),
     ("a.tgz", gzip.compress(tar_of("a.txt"), mtime=0), "tar archive.*tar -xf"),
     ("a", b"PAR1\x15\x04\x15", r"Parquet.*read_parquet.*to_json"),
@@ -411,15 +393,6 @@ def test_a_list_is_read_in_blocks(tmp_path, monkeypatch):
         read(path)
 
 
-def test_nested_fields_are_named_by_a_path(tmp_path):
-    path = tmp_path / "a.jsonl"
-    values = [{"a": {"b": "One."}}, {"a.b": "Two."}, {"a": None}]
-    path.write_text("\n".join(map(json.dumps, values)))
-    documents, skipped, _ = read(path, text_field="a.b")
-    assert documents == [["One."], ["Two."]]
-    assert skipped == {reader.EMPTY_TEXTS: 1}
-
-
 def test_the_same_characters_end_lines_in_text_and_in_json(tmp_path):
     text = "A.\rB.\r\nC.\n\u200b\ufeff\nD.\x0bE"
     (tmp_path / "a.txt").write_bytes(text.encode())
@@ -519,13 +492,6 @@ def test_language_decides_where_sentences_end():
     assert split([" ".join(sentences)], config) == sentences
 
 
-@pytest.mark.parametrize("language", ["", "DE", "de-DE", "german", "d", "de\n"])
-def test_other_forms_of_language_codes_are_refused(language):
-    """sentencex breaks text of unknown codes as English."""
-    with pytest.raises(UserError, match=r"language must be .*two or three"):
-        CorpusConfig(language=language)
-
-
 def test_most_sentence_ends_of_real_text_are_found():
     """In a line of 1,990 sentences, 300,000 characters. As one window, 57 % of
     their ends are found."""
@@ -575,28 +541,6 @@ def test_white_space_beyond_ascii_breaks_as_a_space(space):
     expected = split([text.replace(space, " ")], config)
     assert len(expected) > 1
     assert [s.replace(space, " ") for s in found] == expected
-
-
-def test_the_text_of_a_panic_is_shown(monkeypatch):
-    """An error of pyo3 is no Exception, and worker processes cannot return
-    it."""
-
-    class PanicException(BaseException):
-        pass
-
-    def panic(language, text):
-        raise PanicException("byte index 26 is not a char boundary")
-
-    monkeypatch.setattr(sentencex, "segment", panic)
-    message = r"sentencex.*byte index 26.*'Vitamine C\.'.*sentence_breaker"
-    with pytest.raises(UserError, match=message):
-        split(["Vitamine C."], BREAKING)
-
-
-def test_a_sentence_longer_than_a_window_stays_complete():
-    sentences = ["He " + "really " * 90 + "came.", "She left."] * 3
-    with unittest.mock.patch.object(reader, "WINDOW_CHARACTERS", 30):
-        assert split([" ".join(sentences)], BREAKING) == sentences
 
 
 def test_a_sentence_longer_than_the_largest_window_stays_complete(monkeypatch):
