@@ -4,9 +4,9 @@ r"""Predict masked tokens without a neural network, for comparison.
       --input_file='build/records/train/*.tfrecord' \
       --eval_input_file='build/records/eval/*.tfrecord' --num_sentences=5
 
-Counts the tokens of the training records, predicts the masked tokens of the
-held-out records, and prints JSON: the entropy of the pieces, the mean losses in
-nats, and held-out sentences with one word masked, e.g. for
+Counts the tokens of 200,000 training records, predicts the masked tokens of
+1,000 held-out records, and prints JSON: the entropy of the pieces, the mean
+losses in nats, and held-out sentences with one word masked, e.g. for
 `albert_tf.predict`. A trained model has the same task with `--mode=eval`.
 
 - unigram: the frequency of each piece.
@@ -52,6 +52,7 @@ from data_prep.inspection import check_rows
 # Length of the longest n-gram, the predicted token included.
 ORDER = 5
 _ROWS, _TOKENS = 4096, 512  # in a batch
+_MAX_TRAIN_ROWS, _MAX_EVAL_ROWS = 200_000, 1000
 _SENTENCE_PIECES = range(6, 31)
 _ENDS = ".!?\u3002\uff01\uff1f\u0964\u06d4"  # also of Chinese, Hindi, Urdu
 
@@ -68,12 +69,6 @@ class BaselinesConfig(Config):
     eval_input_file: tuple[str, ...] = setting(
         (),
         "Held-out records with masks, e.g. build/records/eval/*.tfrecord.",
-    )
-    max_train_rows: int = setting(
-        200_000, "Number of training records to count.", at_least=1
-    )
-    max_eval_rows: int = setting(
-        1000, "Number of held-out records to predict.", at_least=1
     )
     num_sentences: int = setting(
         0, "Number of held-out sentences to print, a word masked.", at_least=0
@@ -322,8 +317,8 @@ def main(config: BaselinesConfig) -> None:
     config.require("input_file", "eval_input_file")
     sets = []
     for name, limit in (
-        ("input_file", config.max_train_rows),
-        ("eval_input_file", config.max_eval_rows),
+        ("input_file", _MAX_TRAIN_ROWS),
+        ("eval_input_file", _MAX_EVAL_ROWS),
     ):
         paths = sorted(itertools.chain(*map(find, getattr(config, name))))
         if not paths:

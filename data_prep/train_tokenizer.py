@@ -183,6 +183,8 @@ def main(config: TokenizerConfig) -> None:
     if len(held_out):
         sentences = list(held_out.take())
         described["held_out"] = _report(config, model, sentences)
+        report = json.dumps(described["held_out"])
+        logging.info("held-out sentences: %s", report)
     _write_model(config.model_prefix, model, described)
     logging.info(
         "%s.model: %d pieces; skipped or split: %s",
@@ -317,7 +319,7 @@ def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
 def _report(
     config: TokenizerConfig, model: bytes, sentences: list[str]
 ) -> dict[str, Any]:
-    """Logs and returns statistics of sentences that were held out.
+    """Returns statistics of sentences that were held out.
 
     Spaces do not count as characters. A character is covered if it is a piece,
     also in a vocabulary that spells other characters as bytes.
@@ -340,45 +342,20 @@ def _report(
     # Every character of a piece is a piece, too.
     alphabet = set(map(tokenizer.id_to_piece, range(tokenizer.vocab_size)))
     uncovered = {c: n for c, n in characters.items() if c not in alphabet}
-    num_characters = characters.total()
     num_tokens = max(1, len(ids))  # sentences may have no visible character
-    num_uncovered = sum(uncovered.values())
-    report = {
+    covered = 1 - sum(uncovered.values()) / max(1, characters.total())
+    most = sorted(uncovered, key=lambda c: (-uncovered[c], c))[:20]
+    return {
         "num_sentences": len(sentences),
-        "num_words": len(words),
-        "num_characters": num_characters,
         "pieces_per_word": len(ids) / max(1, len(words)),
-        "characters_per_piece": num_characters / num_tokens,
-        "characters_covered": 1 - num_uncovered / max(1, num_characters),
+        "characters_covered": covered,
         "byte_pieces": sum(processor.is_byte(ids.tolist())) / num_tokens,
         "unknown_pieces": int((ids == UNK_ID).sum()) / num_tokens,
-        "most_uncovered": [
-            {
-                "code_point": f"U+{ord(character):04X}",
-                "name": unicodedata.name(character, ""),
-                "count": count,
-            }
-            for character, count in sorted(
-                uncovered.items(), key=lambda item: (-item[1], item[0])
-            )[:20]
-        ],
+        "most_uncovered": {
+            f"U+{ord(c):04X} {unicodedata.name(c, '')}": uncovered[c]
+            for c in most
+        },
     }
-    logging.info(
-        "%d held-out sentences: %.2f tokens per word, %.2f characters per "
-        "token, %.4f %% of the characters covered; %.3f %% of the tokens are "
-        "<unk>, %.3f %% are bytes; uncovered: %s",
-        len(sentences),
-        report["pieces_per_word"],
-        report["characters_per_piece"],
-        100 * report["characters_covered"],
-        100 * report["unknown_pieces"],
-        100 * report["byte_pieces"],
-        ", ".join(
-            f"{c['code_point']} {c['name']} ({c['count']})"
-            for c in report["most_uncovered"][:5]
-        ),
-    )
-    return report
 
 
 # --- training ----------------------------------------------------------------

@@ -17,7 +17,6 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -268,32 +267,12 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
             remedy="Build the records again with this version.",
         )
     try:
-        metadata = RecordsMetadata(**values)
+        return RecordsMetadata(**values)
     except TypeError as error:
         raise UserError(
             f"{path} must have the keys of schema {version}",
             received=str(error),
         ) from None
-    for field in dataclasses.fields(metadata):
-        value = getattr(metadata, field.name)
-        if not _has_type(value, field.type):
-            raise UserError(
-                f"{field.name} of {path} must be of type {field.type}",
-                received=repr(value)[:80],
-                remedy="Build the records again.",
-            )
-    return metadata
-
-
-def _has_type(value: object, wanted: object) -> bool:
-    """Whether a value of JSON has the type of a field of `RecordsMetadata`."""
-    if isinstance(wanted, types.GenericAlias):
-        _, item_type = wanted.__args__
-        return isinstance(value, dict) and all(
-            _has_type(item, item_type) for item in value.values()
-        )
-    # bool is a subclass of int, so the type itself is compared.
-    return type(value) is wanted or (wanted is float and type(value) is int)
 
 
 def check_values_match(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.errors import UserError
-from albert_tf.records.features import SPECIAL_PIECES, UNK_ID
+from albert_tf.records.features import SPECIAL_PIECES
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
 from data_prep.config import TokenizerConfig
@@ -225,7 +225,8 @@ def test_order_and_files_of_documents_have_no_influence(text_file, tmp_path):
         assert described[0]["held_out"] == described[1]["held_out"]
     assert 59_000 < described[0]["num_characters"] <= 60_000
     # A tenth of the sample, not of the corpus.
-    assert described[0]["held_out"]["num_characters"] < 12_000
+    held_out = described[0]["held_out"]["num_sentences"]
+    assert 0.05 < held_out / described[0]["num_sentences"] < 0.2
 
     # Other file names do not make the model outdated, which would be an error.
     last = two.rename(tmp_path / "a.txt")
@@ -270,16 +271,13 @@ def test_report_is_about_held_out_sentences(
     plain = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
     num_tokens = sum(len(plain.encode(s)) for s in held_out)
     num_characters = sum(len(s.replace(" ", "")) for s in held_out)
-    num_words = sum(len(s.split()) for s in held_out)
     rare = len(held_out) / num_tokens
     uncovered = report.pop("most_uncovered")
     assert report == pytest.approx(
         {
             "num_sentences": len(held_out),
-            "num_words": num_words,
-            "num_characters": num_characters,
-            "pieces_per_word": num_tokens / num_words,
-            "characters_per_piece": num_characters / num_tokens,
+            "pieces_per_word": num_tokens
+            / sum(len(s.split()) for s in held_out),
             "characters_covered": 1 - len(held_out) / num_characters,
             "byte_pieces": 3 * rare * byte_fallback,
             "unknown_pieces": rare * (not byte_fallback),
@@ -287,11 +285,8 @@ def test_report_is_about_held_out_sentences(
     )
     code_point = f"{ord(held_out[0][-1]):04X}"
     assert len(uncovered) == 20
-    assert uncovered[0] == {
-        "code_point": f"U+{code_point}",
-        "name": f"CJK UNIFIED IDEOGRAPH-{code_point}",
-        "count": 1,
-    }
+    name = f"U+{code_point} CJK UNIFIED IDEOGRAPH-{code_point}"
+    assert next(iter(uncovered.items())) == (name, 1)
 
 
 SENTENCES = st.lists(
@@ -463,32 +458,3 @@ def test_model_decides_do_lower_case(self_contained):
         Tokenizer(cased, True)
     with pytest.raises(UserError, match=r"--do_lower_case=true"):
         Tokenizer(uncased, False)
-
-
-def test_text_with_masks_is_encoded_by_a_self_contained_model(self_contained):
-    """The text between masks is normalised, and its words are kept."""
-    tokenizer = Tokenizer(self_contained[True, True])
-    ids = tokenizer.encode_with_masks("国[MASK]Ü [MASK], [MASK] \u9f98")
-    assert [tokenizer.id_to_piece(i) for i in ids] == [
-        "▁",
-        "国",
-        "[MASK]",
-        "u",
-        "[MASK]",
-        ",",
-        "[MASK]",
-        "▁",
-        "<0xE9>",
-        "<0xBE>",
-        "<0x98>",
-    ]
-
-
-def test_uncovered_characters_are_spelled_as_bytes(self_contained):
-    tokenizer = Tokenizer(self_contained[True, True])
-    ids = tokenizer.encode_batch(["国\u9f98"]).ids
-    pieces = [tokenizer.id_to_piece(i) for i in ids]
-    assert pieces[-3:] == ["<0xE9>", "<0xBE>", "<0x98>"]
-    without = Tokenizer(self_contained[False, False])
-    assert UNK_ID in without.encode_batch(["\u9f98"]).ids
-    assert not any("<0x" in without.id_to_piece(i) for i in range(2600))

@@ -251,20 +251,14 @@ def test_special_tokens_surround_the_texts(tokenizer):
     ]
 
 
-def test_a_string_is_one_text(tokenizer):
+def test_a_string_is_one_text_and_a_list_may_be_empty(tokenizer):
     for one, other in zip(
         encode(tokenizer, "Rome is", "a city"),
         encode(tokenizer, ["Rome is"], ["a city"]),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
-
-
-def test_an_empty_list_of_texts_gives_an_empty_batch(tokenizer):
     assert [array.shape for array in encode(tokenizer, [])] == [(0, 0)] * 3
-
-
-def test_texts_and_pairs_of_different_length_are_refused(tokenizer):
     for texts, pairs in itertools.permutations([["a"], ["a", "b"]]):
         with pytest.raises(ValueError):
             encode(tokenizer, texts, pairs)
