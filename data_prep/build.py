@@ -7,7 +7,7 @@
 3. Each shard is read from all spill files and written.
 
 Each file is written atomically, and finished work is not repeated, so that an
-interrupted build continues. Spill files of the wrong size are written again.
+interrupted build continues.
 
 `unfinished.json` is written before the first shard, and removed after the last
 file. It identifies the build, so that a later build knows whether the shards
@@ -27,7 +27,7 @@ import os
 import posixpath
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -221,14 +221,6 @@ class _State(NamedTuple):
     def unit_path(self, unit: int) -> str:
         return os.path.join(self.scratch, _UNITS, f"{unit:07d}.spill")
 
-    def duplicates_path(self, shard: int, number: int) -> str:
-        name = f"{shard:05d}-{number:05d}.spill"
-        return os.path.join(self.scratch, _DUPLICATES, name)
-
-    def are_complete(self, paths: Iterable[str]) -> bool:
-        """Whether spill files exist and have the right size."""
-        return all(map(self.spilled.is_complete, paths))
-
     def spill_files(self, *kinds: str) -> list[str]:
         """Returns the spill files of some kinds, sorted."""
         patterns = [os.path.join(kind, "*.spill") for kind in kinds]
@@ -289,10 +281,7 @@ def _make_units(
 ) -> None:
     """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")
-    finished = files.load_json_if_any(finished_path) or {}
-    if "units" in finished and state.are_complete(
-        map(state.unit_path, range(finished["units"]))
-    ):
+    if files.exists(finished_path):
         return
     num_bytes = sum(source.num_bytes for source in sources)
     unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
@@ -308,7 +297,7 @@ def _make_units(
                 # An interrupted build may have read other text.
                 digest = sha256_of("\n\n".join(map("\n".join, unit)).encode())
                 if not (
-                    state.are_complete([path])
+                    files.exists(path)
                     and files.load_json(path + ".json")["sha256"] == digest
                 ):
                     yield path, digest, unit
@@ -317,6 +306,8 @@ def _make_units(
         for made in processes.map(make_unit, tasks()):
             num_examples += made
             bar.set_postfix(examples=num_examples, refresh=False)
+    for path in state.spill_files(_UNITS)[num_units:]:
+        files.remove(path)  # of other text that an interrupted build read
     files.write_text(
         finished_path, json.dumps({"units": num_units, "skipped": skipped})
     )
@@ -425,38 +416,30 @@ def _move_duplicates(state: _State, shard: int) -> int:
     Unless duplicates are dropped, their examples are written to additional
     spill files with other keys, which may belong to other shards.
     """
-    finished_path = os.path.join(
-        state.scratch, _DUPLICATES, f"{shard:05d}.json"
-    )
-    finished = files.load_json_if_any(finished_path) or {}
-    if "files" in finished and state.are_complete(
-        state.duplicates_path(shard, n) for n in range(finished["files"])
-    ):
+    prefix = os.path.join(state.scratch, _DUPLICATES, f"{shard:05d}")
+    if finished := files.load_json_if_any(prefix + ".json"):
         return finished["documents"]
     split = state.shards[shard].split
     units = state.spill_files(_UNITS)
-    num_examples = num_documents = num_files = 0
+    num_examples = num_documents = 0
     for headers in state.spilled.read_headers(units, shard):
         duplicates = headers[count_earlier_equals(headers) > 0]
         num_examples += len(duplicates)
         num_documents += int(duplicates["opens_document"].sum())
     if num_examples and not state.config.deduplicate:
-        for examples in state.spilled.read_shard(units, shard):
+        parts = state.spilled.read_shard(units, shard)
+        for number, examples in enumerate(parts):
             occurrences = count_earlier_equals(examples.headers)
             indices = np.flatnonzero(occurrences)
             moved = rekey_duplicates(
                 examples.take(indices), occurrences[indices]
             )
             state.spilled.write(
-                state.duplicates_path(shard, num_files),
+                f"{prefix}-{number:05d}.spill",
                 moved,
                 choose_shards(state.shards, split, moved.headers["key"]),
             )
-            num_files += 1
-    files.write_text(
-        finished_path,
-        json.dumps({"documents": num_documents, "files": num_files}),
-    )
+    files.write_text(prefix + ".json", json.dumps({"documents": num_documents}))
     return num_documents
 
 
@@ -599,14 +582,17 @@ def _read_description(path: str) -> dict[str, Any] | None:
 
 def _find_missing(shards: Sequence[Shard]) -> list[str]:
     """Returns the files of complete records that do not exist."""
-    wanted = [shard.path for shard in shards]
-    present = set()
-    for split_dir in list(dict.fromkeys(map(posixpath.dirname, wanted))):
-        for name in (METADATA_FILE, TOKENIZER_FILE):
-            wanted.append(posixpath.join(split_dir, name))
-        # On gs://, one request for all files.
-        for path in files.list_files(split_dir, "*"):
-            present.add(posixpath.join(split_dir, posixpath.basename(path)))
+    directories = dict.fromkeys(posixpath.dirname(s.path) for s in shards)
+    wanted = [shard.path for shard in shards] + [
+        posixpath.join(directory, name)
+        for directory in directories
+        for name in (METADATA_FILE, TOKENIZER_FILE)
+    ]
+    present = {  # on gs://, one request for all files
+        posixpath.join(directory, posixpath.basename(path))
+        for directory in directories
+        for path in files.list_files(directory, "*")
+    }
     return [path for path in wanted if path not in present]
 
 

@@ -78,19 +78,6 @@ class SpillFiles(NamedTuple):
             for array in (counts, *examples):
                 file.write(array.tobytes())
 
-    def is_complete(self, path: str) -> bool:
-        """Whether a file exists and has the size that its counts imply."""
-        if not files.exists(path):
-            return False
-        counts = np.fromfile(path, _COUNTS, self.num_shards)
-        # Python integers: the counts of a damaged file may be of any size.
-        size = counts.nbytes
-        size += sum(counts["examples"].tolist()) * HEADER.itemsize
-        size += sum(counts["tokens"].tolist()) * self.dtype.itemsize
-        return (
-            len(counts) == self.num_shards and files.count_bytes(path) == size
-        )
-
     def read_counts(self, path: str) -> np.ndarray:
         """Returns the number of examples per shard; int64, `(num_shards,)`."""
         counts = np.fromfile(path, _COUNTS, self.num_shards)

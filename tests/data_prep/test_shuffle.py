@@ -45,7 +45,6 @@ def test_a_shard_has_its_examples_sorted_by_key(
         paths.append(str(tmp_path / str(len(paths))))
         shards = (part.headers["key"] % NUM_SHARDS).astype(np.int64)
         spilled.write(paths[-1], part, shards)
-        assert spilled.is_complete(paths[-1])  # one of them is empty
     everything = sorted(as_list(examples))
     for shard in range(NUM_SHARDS):
         parts = list(spilled.read_shard(paths, shard))
