@@ -12,10 +12,7 @@ r"""Build pretraining records from text.
 5. Write the vocabulary and `metadata.json`.
 
 The same text and settings give the same bytes, for any number of processes and
-any order of the files. The same command continues an interrupted build. To let
-training draw other masks in each epoch, with a tenth of the disk space:
-
-    python -m data_prep.build_tfrecords ... --masking=dynamic --dupe_factor=1
+any order of the files. The same command continues an interrupted build.
 """
 
 # TensorFlow is not imported here: each worker process imports this module.

@@ -50,21 +50,6 @@ def pack_rows(
 
     Yields:
         The features of packed records, `(rows, length)` by name.
-
-    Example:
-        >>> config = MaskingConfig(max_seq_length=8, max_predictions_per_seq=1)
-        >>> two = {
-        ...     "input_ids": np.array([[2, 7, 8, 3, 0, 0, 0, 0]] * 2),
-        ...     "input_mask": np.array([[1, 1, 1, 1, 0, 0, 0, 0]] * 2),
-        ...     "segment_ids": np.zeros((2, 8), np.int64),
-        ...     "token_boundary": np.array([[1, 1, 0, 1, 0, 0, 0, 0]] * 2),
-        ...     "next_sentence_labels": np.array([[0], [0]]),
-        ... }
-        >>> (row,) = pack_rows([two], config)
-        >>> row["input_ids"].tolist(), row["input_mask"].tolist()
-        ([[2, 7, 8, 3, 2, 7, 8, 3]], [[1, 1, 1, 1, 2, 2, 2, 2]])
-        >>> row["next_sentence_positions"].tolist()
-        [[0, 4, 0, 0, 0, 0, 0, 0]]
     """
     best_fit = BestFit(config)
     waiting: dict[str, np.ndarray] = {}

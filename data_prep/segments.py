@@ -287,21 +287,6 @@ def pair_segments(
             of a random length, so that training sees short inputs.
         rng: The source of all random decisions of this pass.
         skipped: Counter of skipped chunks, by reason, and of `SPLITS`.
-
-    Example:
-        A document of four sentences of 5 tokens, each token a word. Each pair
-        has two sentences, and both pairs are swapped.
-
-        >>> pair_segments(
-        ...     [5, 10, 15, 20],
-        ...     np.arange(20),
-        ...     objective="sop",
-        ...     max_num_tokens=10,
-        ...     short_seq_prob=0.0,
-        ...     rng=random.Random(7),
-        ...     skipped=Counter(),
-        ... )
-        [(5, 10, 0, 5, 1), (15, 20, 10, 15, 1)]
     """
     target = max_num_tokens
     if rng.random() < short_seq_prob:

@@ -6,19 +6,8 @@ before the SentencePiece model reads it:
     python -m data_prep.train_tokenizer \
       --input_file='corpus/*.txt.gz' --model_prefix=build/spm --vocab_size=8000
 
-A cased vocabulary with the normalisation inside the model, so that every
-SentencePiece runtime returns the same ids for raw text:
-
-    python -m data_prep.train_tokenizer \
-      --input_file='corpus/*.txt.gz' --model_prefix=build/cased \
-      --vocabulary_kind=self_contained --do_lower_case=false
-
-A Chinese vocabulary that spells rare characters as bytes:
-
-    python -m data_prep.train_tokenizer \
-      --input_file='zh/*.txt.gz' --model_prefix=build/zh \
-      --vocabulary_kind=self_contained --byte_fallback \
-      --character_coverage=0.9995
+--vocabulary_kind=self_contained puts the normalisation inside the model, so
+that every SentencePiece runtime returns the same ids for raw text.
 
 The command writes PREFIX.model; PREFIX.vocab, the pieces with their scores, as
 text; and PREFIX.json, the settings, the digest of the text, and a report on
