@@ -54,9 +54,9 @@ NORMALIZER_NAMES = {
     False: "albert_tf_self_contained_cased",
 }
 
-# In a serialized model: the tag and the length of an entry, the tag and the
-# length of its piece, a piece without characters or with a zero byte first, and
-# the tag of its score.
+# SentencePiece would end the process. In a serialized model: the tag and the
+# length of an entry, the tag and the length of its piece, a piece without
+# characters or with a zero byte first, and the tag of its score.
 _ABORTING_PIECE = re.compile(
     rb"\n.\n(?:\0|%b)\x15"
     % b"|".join(rb"\x%02x\0.{%d}" % (n, n - 1) for n in range(1, 17)),
@@ -125,28 +125,20 @@ class Tokenizer:
     ) -> None:
         model_file = shipped.find(model_file, shipped.VOCABULARY)
         content = _read_model(model_file)
-        if _ABORTING_PIECE.search(content):
-            raise UserError(
-                f"no piece of {model_file} may be empty or begin with a zero "
-                "byte: SentencePiece would end the process"
-            )
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
         try:
+            if _ABORTING_PIECE.search(content):
+                raise ValueError("a piece is empty or begins with a zero byte")
             self._model.load_from_serialized_proto(content)
-        except RuntimeError as error:
-            raise UserError(
-                f"{model_file} must be a SentencePiece model",
-                received=f"{len(content)} bytes; {first_line(error)}",
-            ) from None
-        self.vocab_size: int = self._model.vocab_size()
-        try:
+            self.vocab_size: int = self._model.vocab_size()
             self._pieces: list[str] = self._model.id_to_piece(
                 list(range(self.vocab_size))
             )
-        except UnicodeDecodeError as error:
+        except (RuntimeError, ValueError) as error:  # also of UTF-8
             raise UserError(
-                f"the pieces of {model_file} must be UTF-8", received=str(error)
+                f"{model_file} must be a SentencePiece model",
+                received=f"{len(content)} bytes; {first_line(error)}",
             ) from None
         self._check_special_ids(model_file)
         self.kind, self.do_lower_case = _find_kind(
@@ -305,26 +297,24 @@ class Tokenizer:
 
     def _check_special_ids(self, model_file: str) -> None:
         found = tuple(self._pieces[: len(SPECIAL_PIECES)])
-        if found != SPECIAL_PIECES:
+        received = " ".join(found) or "none"
+        if found == SPECIAL_PIECES:
+            # Text never becomes a control symbol. Masking draws random
+            # replacements from all pieces but these.
+            special = set(range(len(SPECIAL_PIECES))) - {UNK_ID}
+            are_control = self._model.is_control(list(range(self.vocab_size)))
+            control = set(itertools.compress(itertools.count(), are_control))
+            wrong = sorted(control ^ special)[:5]
+            if not self._model.is_unknown(UNK_ID):
+                wrong.append(UNK_ID)
+            names = " ".join(self._pieces[i] for i in wrong)
+            received = f"{names} of another type" if wrong else ""
+        if received:
             raise UserError(
-                f"the first pieces of {model_file} must be "
-                f"{' '.join(SPECIAL_PIECES)}",
-                received=" ".join(found),
-                remedy="Train a vocabulary with "
-                "`python -m data_prep.train_tokenizer`.",
-            )
-        # Text never becomes a control symbol. Masking draws random replacements
-        # from all pieces but these.
-        special = set(range(len(SPECIAL_PIECES))) - {UNK_ID}
-        are_control = self._model.is_control(list(range(self.vocab_size)))
-        control = set(itertools.compress(itertools.count(), are_control))
-        if control != special or not self._model.is_unknown(UNK_ID):
-            wrong = sorted(control ^ special)[:5] or [UNK_ID]
-            raise UserError(
-                f"the control symbols of {model_file} must be the special "
-                f"pieces {' '.join(SPECIAL_PIECES)}, and <unk> its unknown one",
-                received=" ".join(self._pieces[i] for i in wrong)
-                + " of another type",
+                f"the first pieces of {model_file} must be the special pieces "
+                f"{' '.join(SPECIAL_PIECES)}; <unk> must be its unknown piece, "
+                "and the others its control symbols",
+                received=received,
                 remedy="Train a vocabulary with "
                 "`python -m data_prep.train_tokenizer`.",
             )

@@ -168,7 +168,7 @@ def test_lower_casing_is_read_from_the_file_next_to_a_model(
                 Tokenizer(path, value)
 
 
-@pytest.mark.parametrize("piece", ["", "\0", "\0a"])
+@pytest.mark.parametrize("piece", ["", "\0a"])
 def test_a_piece_that_ends_the_process_is_refused(
     vocabulary_file, tmp_path, piece
 ):
@@ -178,7 +178,7 @@ def test_a_piece_that_ends_the_process_is_refused(
     model.pieces.add(piece=piece, score=-20)
     path = tmp_path / "spm.model"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(UserError, match="would end the process"):
+    with pytest.raises(UserError, match="a piece is empty or begins with"):
         Tokenizer(str(path))
 
 
