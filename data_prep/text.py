@@ -446,8 +446,13 @@ class TextFile:
                     found, end = _JSON_DECODER.raw_decode(text, begin)
                 except (ValueError, RecursionError) as error:
                     size = len(text) - begin
-                    if size and (not block or size > _LONGEST_JSON):
-                        raise _json_error(where, error, size) from None
+                    # The value may continue in the next block.
+                    is_open = isinstance(error, json.JSONDecodeError) and (
+                        error.pos > len(text) - 16 or "Untermi" in error.msg
+                    )
+                    is_too_long = is_open and size > _LONGEST_JSON
+                    if size and (is_too_long or not (block and is_open)):
+                        raise _json_error(where, error, is_too_long) from None
                     break
                 number += text.count("\n", begin, end)
                 begin = end
@@ -455,11 +460,11 @@ class TextFile:
             text = text[begin:]
 
 
-def _json_error(where: str, error: Exception, size: int) -> UserError:
-    if size > _LONGEST_JSON:
+def _json_error(where: str, error: Exception, is_too_long: bool) -> UserError:
+    if is_too_long:
         return UserError(
             f"{where}: a JSON document must have at most {_LONGEST_JSON} bytes",
-            received=f"{size} or more: {error}",
+            received="more",
             remedy="Split it into several documents.",
         )
     fault = str(error)
@@ -550,10 +555,7 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         )
     feature = dict(info.features).get(config.text_field)
     # TensorFlow Datasets declares strings as NumPy objects.
-    if (
-        getattr(feature, "shape", None) != ()
-        or getattr(feature, "np_dtype", None) != np.object_
-    ):
+    if feature is None or feature.shape != () or feature.np_dtype != np.object_:
         raise UserError(
             f"text_field must be a text feature of {info.full_name}",
             received=config.text_field,

@@ -384,6 +384,9 @@ def test_a_list_is_read_in_blocks(tmp_path, monkeypatch):
     path.write_text(json.dumps(values)[:-9])
     with pytest.raises(UserError, match=r"line 1 of .*complete JSON object"):
         read(path)
+    path.write_text('{"text": "A"}\n{"text": "B" "C"}\n' + "{}\n" * 99)
+    with pytest.raises(UserError, match=r"line 2 of .*complete JSON object"):
+        read(path)
     path.write_text("\n" * 3 + json.dumps(values))
     monkeypatch.setattr(reader, "_LONGEST_JSON", 20)
     with pytest.raises(UserError, match=r"line 4 .*at most 20 bytes.*Split it"):
