@@ -107,10 +107,12 @@ def random_bits(keys: Array, counters: Any, ops: Any = _THIS_MODULE) -> Array:
         # NumPy warns if a scalar overflows, but not if an array does.
         counters = np.array([counters])
     bits = keys + (ops.cast(counters, "uint64") + np.uint64(1)) * _GOLDEN
+    # In place for arrays.
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = bits ^ ops.right_shift(bits, np.uint64(shift))
-        bits = bits * np.uint64(factor)
-    return bits ^ ops.right_shift(bits, np.uint64(31))
+        bits ^= ops.right_shift(bits, np.uint64(shift))
+        bits *= np.uint64(factor)
+    bits ^= ops.right_shift(bits, np.uint64(31))
+    return bits
 
 
 def random_uniform(

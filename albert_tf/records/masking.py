@@ -280,15 +280,20 @@ def draw_first_words(
     # saves their conversion to floats.
     draws = ops.ranges(num_words)
     bits = random_bits(ops.repeat(keys, num_words), draws, ops)
-    is_first = draws == 0
-    lengths = ops.cast(bits >= np.uint64(0), "int64")
-    for first, later in zip(
-        np.cumsum(residual)[:-1], np.cumsum(probabilities)[:-1], strict=True
-    ):
-        is_longer = (is_first & (bits >= np.uint64(first * 2.0**64))) | (
-            ~is_first & (bits >= np.uint64(later * 2.0**64))
-        )
-        lengths = lengths + ops.cast(is_longer, "int64")
+
+    def count_words(bits: Array, distribution: np.ndarray) -> Array:
+        lengths = ops.cast(bits >= np.uint64(0), "int64")
+        for limit in np.cumsum(distribution)[:-1]:
+            is_longer = bits >= np.uint64(limit * 2.0**64)
+            lengths = lengths + ops.cast(is_longer, "int64")
+        return lengths
+
+    first_draws = ops.flatnonzero(draws == 0)
+    lengths = ops.put(
+        count_words(bits, probabilities),
+        first_draws,
+        count_words(ops.take(bits, first_draws), residual),
+    )
     # Cumulative lengths run over all examples. In each example, the lengths
     # drawn before it are replaced by the number of words before it.
     total_lengths = ops.cumsum(lengths)

@@ -97,13 +97,15 @@ class WordBoundaries:
 
     def _flags_in_context(self, ids: np.ndarray) -> np.ndarray:
         flat = ids.reshape(-1)
-        flags = self._flags[flat]
+        flags = self._flags.take(flat)
         if self.is_byte.any():
             _add_characters(flags, self._bytes[flat])
-        begins = flags & _BEGINS_AFTER > 0
-        begins[1:] &= flags[:-1] & _ENDS_WORD > 0
-        begins[:1] = False
-        flags[begins] |= _WORD
+        ends = flags & _ENDS_WORD > 0
+        if ends.any():
+            begins = flags & _BEGINS_AFTER > 0
+            begins[1:] &= ends[:-1]
+            begins[:1] = False
+            flags[begins] |= _WORD
         return flags.reshape(ids.shape)
 
 
