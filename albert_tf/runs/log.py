@@ -50,6 +50,9 @@ class _Lines:
         self.unwritten: list[str] = []
         # An earlier process may have left an incomplete line.
         self._is_intact = False
+        # The lines of a file on gs://, which a new line uploads again: to read
+        # them for that might damage them. None: not read yet.
+        self._uploaded: list[str] | None = None
 
     def append(self, line: Mapping[str, Any]) -> None:
         self.unwritten.append(json.dumps(line))
@@ -57,6 +60,9 @@ class _Lines:
 
     def write(self) -> None:
         """Writes all lines that have not been written."""
+        if self._uploaded is not None:
+            self.replace(self._uploaded)
+            return
         if not self._is_intact:
             self.replace(map(json.dumps, read_lines(self.path)))
             return
@@ -67,10 +73,13 @@ class _Lines:
 
     def replace(self, lines: Iterable[str]) -> None:
         """Replaces the file by these lines and those not written, once each."""
-        text = _as_text(dict.fromkeys([*lines, *self.unwritten]))
-        write_text(self.path, text)
-        for part in reversed([*_parts(self.path)][1:]):
-            remove(part)
+        lines = list(dict.fromkeys([*lines, *self.unwritten]))
+        write_text(self.path, _as_text(lines))
+        if is_remote(self.path):
+            if self._uploaded is None:
+                for part in reversed([*_parts(self.path)][1:]):
+                    remove(part)
+            self._uploaded = lines
         self.unwritten, self._is_intact = [], True
 
 
