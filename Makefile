@@ -77,7 +77,7 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/installed-extras: $(VENV)/installed
-	$(INSTALL_SELF) '.[cpu,test,interop,tfds,tpu-compile]'
+	$(INSTALL_SELF) '.[cpu,test,interop,tfds,tpu-compile,jax]'
 	@touch $@
 
 extras: $(VENV)/installed-extras
@@ -86,7 +86,7 @@ extras: $(VENV)/installed-extras
 
 # As many workers as tests/conftest.py says; JOBS=0 runs the tests in one process.
 JOBS ?= auto
-EXTRAS := interop or tfds or tpu_compile
+EXTRAS := interop or tfds or tpu_compile or jax
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 TESTS := $(if $(PACKAGE),tests/$(PACKAGE))
@@ -198,7 +198,7 @@ demo: $(VENV)/installed
 
 # --- upkeep ------------------------------------------------------------------
 
-LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile
+LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile jax
 
 lock: lock-2.20 lock-2.21
 

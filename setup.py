@@ -35,6 +35,8 @@ README = re.sub(
 TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
 # Builds records with the workers of a cluster.
 DASK = ["distributed>=2024.8"]
+# As in albert_tf/cluster/jax_private.py.
+JAX = "jax>=0.10.2,<0.13"
 SERVING = ["tensorflow-serving-api>=2.20,<2.22"]
 
 setup(
@@ -101,6 +103,10 @@ setup(
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
         "tpu-compile": ["jax[tpu]==0.10.2"],
+        # For --runtime=pjrt: CPUs only, NVIDIA GPUs, TPUs.
+        "jax": [JAX],
+        "jax-cuda13": [JAX.replace("jax", "jax[cuda13]")],
+        "jax-tpu": [JAX.replace("jax", "jax[tpu]")],
         # tensorflow-datasets 4.9.10 needs importlib_resources, but does not
         # declare it.
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],

@@ -9,6 +9,7 @@ that it runs in an environment without the packages of the others.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -59,13 +60,16 @@ class Work:
 Step = Callable[[], float]
 
 
-def albert_tf(work: Work, remat: bool = False) -> Step:
+def albert_tf(
+    work: Work, remat: bool = False, runtime: str = "tensorflow"
+) -> Step:
     """The step that `albert_tf.training.train` runs."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
     from albert_tf import config
+    from albert_tf.cluster import pjrt
     from albert_tf.cluster import strategy as strategies
-    from albert_tf.training import schedules, train_step
+    from albert_tf.training import pjrt_steps, schedules, train_step
     from albert_tf.training.pretraining import Pretraining
 
     strategies.keep_freed_memory()
@@ -84,12 +88,25 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
         distribution=config.DistributionConfig(
             precision="mixed_bfloat16" if work.bfloat16 else "float32",
             remat=remat,
+            runtime=runtime,
         ),
         training=config.TrainingConfig(num_train_steps=1000),
     )
+    rates = schedules.DropoutRates(work.dropout, work.dropout)
+    if runtime == "pjrt":
+        strategy = pjrt.make_strategy(run.distribution, None)
+        with strategy.scope():
+            state = train_step.make_state(run, Pretraining(run))
+        steps = pjrt_steps.PjrtSteps(strategy, state, run)
+        totals = dict.fromkeys(
+            train_step.metric_names(run, state.objective), 0.0
+        )
+        arrays = {k: strategy.join_rows([v]) for k, v in work.arrays().items()}
+        batches = itertools.repeat(arrays)
+        one = tf.constant(1)
+        return lambda: float(steps(batches, totals, one, rates).totals["loss"])
     state = train_step.make_state(run, Pretraining(run))
     replica_step = train_step.make_replica_step(state, run)
-    rates = schedules.DropoutRates(work.dropout, work.dropout)
 
     @tf.function
     def step(batch: dict) -> Any:
@@ -103,6 +120,11 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
 def albert_tf_remat(work: Work) -> Step:
     """`albert_tf` with `--remat`."""
     return albert_tf(work, remat=True)
+
+
+def albert_tf_pjrt(work: Work) -> Step:
+    """`albert_tf` with `--runtime=pjrt`."""
+    return albert_tf(work, runtime="pjrt")
 
 
 def keras_hub(work: Work) -> Step:
@@ -267,7 +289,10 @@ def _tensorflow(work: Work) -> Any:
 
 CONTENDERS: dict[str, Callable[[Work], Step]] = {
     contender.__name__: contender
-    for contender in (albert_tf, albert_tf_remat, keras_hub, hugging_face)
+    for contender in (
+        *(albert_tf, albert_tf_pjrt, albert_tf_remat),
+        *(keras_hub, hugging_face),
+    )
 }
 
 

@@ -25,6 +25,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         )
     )
 
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
+# Four CPU devices, as TensorFlow gets; libtpu may be installed.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+
 import pytest
 
 from albert_tf.cluster import versions
@@ -123,6 +128,7 @@ EXTRAS = {
     "tfds": ("tensorflow_datasets",),
     "tpu_compile": ("jax", "libtpu"),
     "tracker": ("mlflow", "wandb"),
+    "jax": ("jax",),
 }
 
 

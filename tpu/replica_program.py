@@ -4,56 +4,19 @@ The step is `train_step.make_replica_step`, the function that the trainer
 passes to `strategy.run`. Under TPUStrategy that function is the program on the
 device: the loop of `steps_per_loop` steps runs on the host, which launches the
 program for each step. TPUStrategy cannot be created without a TPU, so
-`SliceContext` replaces the replica context that it would provide.
+`ReplicaContext` replaces the one that it would provide.
 """
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
+from albert_tf.cluster.pjrt import ReplicaContext
 from albert_tf.config import PretrainingConfig
 from albert_tf.records.features import features_to_read
 from albert_tf.training import schedules, train_step
 from albert_tf.training.pretraining import Pretraining
-
-
-class SliceContext(tf.distribute.ReplicaContext):
-    """The replica context of one core of a slice.
-
-    Args:
-        num_replicas: Cores of the slice.
-        replica_id: int32 scalar, the number of this core; an argument of the
-            program.
-    """
-
-    def __init__(self, num_replicas: int, replica_id: tf.Tensor) -> None:
-        super().__init__(tf.distribute.get_strategy(), replica_id)
-        self._num_replicas = num_replicas
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        return self._num_replicas
-
-    def all_reduce(
-        self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None
-    ) -> Any:
-        """Sums nested tensors over all cores, one by one, like TPUStrategy."""
-        assert reduce_op == tf.distribute.ReduceOp.SUM and options is None
-        if self._num_replicas == 1:
-            return value
-        # The only collective that can be lowered without a TPU.
-        return tf.nest.map_structure(
-            lambda tensor: tf.raw_ops.CollectiveReduceV2(
-                input=tensor,
-                group_size=self._num_replicas,
-                group_key=1,
-                instance_key=1,
-                ordering_token=[],
-                merge_op="Add",
-                final_op="Id",
-            ),
-            value,
-        )
 
 
 def make_program(
@@ -80,7 +43,7 @@ def make_program(
     def program(replica_id: tf.Tensor, *values: tf.Tensor) -> Any:
         names = [feature.name for feature in features]
         batch = dict(zip(names, values, strict=True))
-        with SliceContext(num_replicas, replica_id):
+        with ReplicaContext(num_replicas, replica_id):
             return replica_step(batch, rates)
 
     batch_size = config.data.global_batch_size // num_replicas
@@ -105,6 +68,9 @@ def lower(config: PretrainingConfig, num_replicas: int) -> bytes:
         the function, then the variables, which it updates in place.
     """
     state = train_step.make_state(config, Pretraining(config))
+    # TPUs count in int32.
+    step = tf.Variable(0, dtype=tf.int32, trainable=False)
+    state = dataclasses.replace(state, step=step)
     program, arguments = make_program(state, config, num_replicas)
     return program.experimental_get_compiler_ir(*arguments)(
         stage="hlo_serialized", platform_name="CPU"

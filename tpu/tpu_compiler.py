@@ -1,7 +1,7 @@
 """Google's TPU compiler, libtpu, on a machine without a TPU.
 
-This file holds every private name of jax and jaxlib that the repository uses.
-Such names change between releases, so the extra `tpu-compile` pins the version.
+This file uses private names of jax and jaxlib, as `cluster.jax_private` does.
+They change between releases, so the extra `tpu-compile` pins the version.
 JAX computes nothing here: it loads the compiler, and passes it the program that
 TensorFlow has lowered.
 """
@@ -12,13 +12,13 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
+from albert_tf.cluster import jax_private
 from albert_tf.errors import UserError, first_line
 from tpu.topologies import Slice
 
@@ -105,7 +105,7 @@ def compile_program(
     Args:
         hlo: A serialized HLO module that TensorFlow has lowered for a CPU,
             since TensorFlow for CPUs cannot lower for TPUs.
-            `_convert_for_tpu` rewrites the differences.
+            `jax_private.convert` rewrites the differences.
         devices: From `slice_devices`.
         quick: Compiles with low effort, in a quarter of the time: memory is
             right within a few per cent, cycles are meaningless.
@@ -133,7 +133,7 @@ def compile_program(
         build.exec_time_optimization_effort = -1.0
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-        _convert_for_tpu(module)
+        jax_private.convert(module, hardware_bits=True)
         try:
             executable = devices[0].client.compile(
                 module,
@@ -152,62 +152,6 @@ def compile_program(
     return compiled, hlo_pb2.HloModuleProto.FromString(
         optimized.as_serialized_hlo_module_proto()
     )
-
-
-def _convert_for_tpu(module: Any) -> None:
-    """Rewrites operations that TensorFlow lowers differently for CPU and TPU.
-
-    1. Copies of updated variables: StableHLO has no such operation, so each is
-       replaced by its operand.
-    2. Random bits: if a program does not choose a generator (ours never do),
-       TensorFlow uses Philox on a CPU and the hardware's generator on a TPU,
-       whose state is one number shorter. Programs that choose Philox
-       explicitly cannot be distinguished, and are estimated too low.
-    """
-    for operation in list(_operations(module.operation)):
-        if operation.name == "mhlo.copy":
-            operation.results[0].replace_all_uses_with(operation.operands[0])
-            operation.erase()
-        elif operation.name == "stablehlo.rng_bit_generator":
-            _use_hardware_generator(operation)
-
-
-def _operations(operation: Any) -> Iterator[Any]:
-    """All operations inside an operation."""
-    for region in operation.regions:
-        for block in region:
-            for inner in block:
-                yield from _operations(inner.operation)
-                yield inner.operation
-
-
-def _use_hardware_generator(operation: Any) -> None:
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import hlo
-
-    if "PHILOX" not in str(operation.attributes["rng_algorithm"]):
-        return
-
-    def part(start: int, end: int) -> Any:
-        numbers = map(ir.DenseI64ArrayAttr.get, ([start], [end], [1]))
-        return hlo.slice(operation.operands[0], *numbers)
-
-    with ir.InsertionPoint(operation), operation.location:
-        short = part(0, 2)
-        rest = part(2, 3)
-        new = hlo.RngBitGeneratorOp(
-            short.type,
-            operation.results[1].type,
-            hlo.RngAlgorithmAttr.get("DEFAULT"),
-            short,
-        )
-        new_state = hlo.concatenate(
-            [new.results[0], rest],
-            ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
-        )
-    operation.results[1].replace_all_uses_with(new.results[1])
-    operation.results[0].replace_all_uses_with(new_state)
-    operation.erase()
 
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")

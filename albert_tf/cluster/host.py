@@ -8,8 +8,9 @@ from typing import Self
 import tensorflow as tf
 
 from albert_tf.cluster import workers
+from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
-from albert_tf.cluster.strategy import make_strategy
+from albert_tf.cluster.strategy import device_type, make_strategy
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.io.artifact import lock
@@ -36,6 +37,8 @@ class Host:
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that logs and writes results."""
+        if isinstance(self.strategy, PjrtStrategy):
+            return self.strategy.process_index == 0
         resolver = self.strategy.cluster_resolver
         return resolver is None or not resolver.task_id
 
@@ -84,7 +87,9 @@ def connect(
         block.enter_context(workers.name_lost_workers(strategy))
         # A single process on a CPU or GPU waits for no one else, and its first
         # step may take any time.
-        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy) or (
+            device_type(strategy) == "TPU"
+        )
         can_hang = on_tpu or not workers.is_one_process(strategy)
         watchdog = Watchdog(config.hang_timeout_s if can_hang else 0)
         yield Host(strategy, stop, watchdog)

@@ -11,7 +11,7 @@ import threading
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import devices, workers
+from albert_tf.cluster import devices, pjrt, workers
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -36,6 +36,8 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             does not fit them.
         RetryError: If a worker, or a host of a TPU slice, does not answer.
     """
+    if config.runtime == "pjrt":
+        return _pjrt_strategy(config)
     kind = config.strategy
     for gpu in tf.config.list_physical_devices("GPU"):
         # Takes memory as it is needed: an evaluation can share the GPU.
@@ -60,19 +62,47 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         "strategy %s: %d replicas, on %s",
         kind,
         strategy.num_replicas_in_sync,
-        ", ".join(strategy.extended.worker_devices),
+        ", ".join(device_names(strategy)),
     )
     return strategy
 
 
+def _pjrt_strategy(config: DistributionConfig) -> pjrt.PjrtStrategy:
+    first = None
+    if os.environ.get("TF_CONFIG"):
+        addresses, index = workers.read_workers()
+        first = addresses[0], len(addresses), index
+    strategy = pjrt.make_strategy(config, first)
+    if strategy.device_type == "CPU":
+        keep_freed_memory()
+    logging.info(
+        "runtime pjrt: %d replicas, in %d processes, here on %s",
+        strategy.num_replicas_in_sync,
+        strategy.num_processes,
+        ", ".join(device_names(strategy)),
+    )
+    return strategy
+
+
+def device_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """The names of the replicas' devices of this process or slice."""
+    if isinstance(strategy, pjrt.PjrtStrategy):
+        return list(map(str, strategy.local_devices))
+    return list(strategy.extended.worker_devices)
+
+
 def device_type(strategy: tf.distribute.Strategy) -> str:
     """The type of the replicas' devices: "TPU", "GPU" or "CPU"."""
+    if isinstance(strategy, pjrt.PjrtStrategy):
+        return strategy.device_type
     device = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
     return device.device_type
 
 
 def devices_per_host(strategy: tf.distribute.Strategy) -> int:
     """Number of the replicas' devices on the first host."""
+    if isinstance(strategy, pjrt.PjrtStrategy):
+        return len(strategy.local_devices)
     hosts = [
         tf.DeviceSpec.from_string(name).replace(
             device_type=None, device_index=None

@@ -28,6 +28,7 @@ from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
+from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.errors import RetryError, UserError, first_line
 
 # Longest time for one connection, and between two tries.
@@ -47,6 +48,8 @@ LOSS_ERRORS = (
 
 def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     """Whether no other process takes part in the run."""
+    if isinstance(strategy, PjrtStrategy):
+        return strategy.num_processes == 1
     return not isinstance(
         strategy, tf.distribute.MultiWorkerMirroredStrategy
     ) or not os.environ.get("TF_CONFIG")
@@ -159,9 +162,12 @@ def name_lost_workers(
             not answer.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    errors: tuple[type[Exception], ...] = LOSS_ERRORS
+    if isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1:
+        errors += strategy.loss_errors
     try:
         yield
-    except LOSS_ERRORS as error:
+    except errors as error:
         addresses: Sequence[str] = ()
         if on_tpu:
             addresses = slice_servers(strategy)
@@ -224,6 +230,8 @@ def sum_over_replicas(
     strategy: tf.distribute.Strategy, values: list[float]
 ) -> list[float]:
     """Sums values of each process over all replicas, in float64."""
+    if isinstance(strategy, PjrtStrategy):
+        return strategy.sum_over_replicas(values)
 
     def sums() -> tf.Tensor:
         replica = tf.distribute.get_replica_context()

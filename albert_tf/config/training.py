@@ -74,6 +74,13 @@ class OptimizerConfig(Config):
 class DistributionConfig(Config, affects="nothing"):
     """Devices, number formats and compilation."""
 
+    runtime: str = setting(
+        "tensorflow",
+        "What compiles and runs the steps: tensorflow; or pjrt, the client of "
+        "JAX, on all devices that JAX finds (docs/jax.md). A run can change "
+        "it whenever it is continued.",
+        choices=("tensorflow", "pjrt"),
+    )
     strategy: str = setting(
         "auto",
         "tf.distribute strategy. auto selects tpu if this machine has a TPU or "
@@ -155,6 +162,29 @@ class DistributionConfig(Config, affects="nothing"):
         "unknown.",
         at_least=0,
     )
+
+    def check(self) -> None:
+        others = ("tpu", "mirrored", "one_device")
+        if self.runtime == "pjrt" and self.strategy in others:
+            raise UserError(
+                "strategy must be auto or multi_worker with runtime=pjrt",
+                received=self.strategy,
+                remedy="JAX_PLATFORMS=cpu, cuda or tpu selects devices.",
+            )
+        compiled = self.fuse_on_cpu and self.jit_compile
+        if self.runtime == "pjrt" and not compiled:
+            raise UserError(
+                "fuse_on_cpu and jit_compile must be on with runtime=pjrt, "
+                "which compiles complete steps",
+                received=f"{self.fuse_on_cpu}, {self.jit_compile}",
+            )
+        if self.runtime == "pjrt" and self.tpu_name != "local":
+            raise UserError(
+                "tpu_name must be local with runtime=pjrt",
+                received=self.tpu_name,
+                remedy="Start the command on every host of the slice, with "
+                "--strategy=multi_worker.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster import pjrt
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, files
 from albert_tf.runs.rollback import Rollbacks
@@ -389,7 +390,7 @@ class CheckpointStore:
         checkpoint, values = found
         self.wait()  # also drops the copied values: the step may be repeated
         for name, variable in self._variables.items():
-            variable.assign(values[name])
+            pjrt.assign(variable, values[name])
         self._saved_steps = {
             s for s in self._saved_steps if s < checkpoint.step
         } | {checkpoint.step}
@@ -489,7 +490,7 @@ class CheckpointStore:
         copy = self._copy
         if copy is None or copy[0] != step:
             self.wait()
-            values = {n: v.numpy() for n, v in self._variables.items()}
+            values = {n: pjrt.read(v) for n, v in self._variables.items()}
             copy = self._copy = step, values
         self._writing.append(
             self._writer.submit(self._write, parent, step, dict(notes), copy[1])

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from albert_tf.cluster import devices
+from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.strategy import device_type, devices_per_host
 from albert_tf.config import DataConfig, ModelConfig
 from albert_tf.interop.weight_names import list_weights
@@ -103,9 +104,12 @@ def describe_devices(
             peak, watts = chip.peak_flops, chip.watts
             number = max(1, number // chip.cores)
     elif kind == "GPU":
-        gpu = tf.config.list_physical_devices("GPU")[0]
-        details = tf.config.experimental.get_device_details(gpu)
-        name = details.get("device_name", "")
+        if isinstance(strategy, PjrtStrategy):
+            name = strategy.devices[0].device_kind
+        else:
+            gpu = tf.config.list_physical_devices("GPU")[0]
+            details = tf.config.experimental.get_device_details(gpu)
+            name = details.get("device_name", "")
         peak, watts = devices.gpu_peak_and_watts(name)
     else:
         number = hosts

@@ -12,6 +12,7 @@ from absl import logging
 from tqdm import tqdm
 
 from albert_tf.cluster.host import Host, connect
+from albert_tf.cluster.pjrt import PjrtStrategy, Program
 from albert_tf.cluster.strategy import device_type, per_replica_batch_size
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
@@ -89,6 +90,17 @@ class Evaluator:
                 for name, value in predictions.items()
             }
 
+        if isinstance(strategy, PjrtStrategy):
+            program = Program(strategy, evaluate_on_replica)
+
+            def evaluate_by_jax(batch: Any) -> tuple[Any, Any]:
+                flag = read_flag(host.stop_flag).numpy()
+                sums, rows = program(batch, *[flag] * sums_flags)
+                return {"stops": flag, **sums}, rows
+
+            self._evaluate_batch: Any = evaluate_by_jax
+            return
+
         @tf.function
         def evaluate_batch(
             batch: Batch,
@@ -156,7 +168,7 @@ class Evaluator:
                     # Add up Python floats: float32 cannot count beyond 2^24.
                     totals[name] = totals.get(name, 0.0) + float(value)
                 for name, value in predictions.items():
-                    collected.setdefault(name, []).append(value.numpy())
+                    collected.setdefault(name, []).append(np.asarray(value))
             if totals["stops"]:
                 return None
         # The last batch may end in padding examples, which are dropped here.

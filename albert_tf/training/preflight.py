@@ -22,7 +22,8 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import connect
-from albert_tf.cluster.strategy import make_strategy
+from albert_tf.cluster.pjrt import TO_SAVE_MEMORY
+from albert_tf.cluster.strategy import device_names, make_strategy
 from albert_tf.cluster.workers import (
     LOSS_ERRORS,
     is_one_process,
@@ -56,11 +57,6 @@ WAITING_FRACTION = 0.1
 CHANCE_TOLERANCE = 0.1
 # Steps are timed for about TIMED_SECONDS, but at most TIMED_STEPS steps.
 TIMED_SECONDS, TIMED_STEPS = 10.0, 20
-
-TO_SAVE_MEMORY = (
-    "Raise --gradient_accumulation_steps, or pass --remat or "
-    "--precision=mixed_bfloat16, or use a smaller batch."
-)
 
 # Default remedies by check, for errors without a remedy. The objective has
 # those of records.
@@ -324,7 +320,7 @@ class _Preflight:
             OK,
             f"{strategy.num_replicas_in_sync} replicas of "
             f"{type(strategy).__name__}, here on "
-            f"{', '.join(strategy.extended.worker_devices)}",
+            f"{', '.join(device_names(strategy))}",
         )
 
     def _batch(self) -> Iterator[Row]:

@@ -198,6 +198,22 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
 
 
+class JaxProfiler:
+    """The profiler of JAX, which writes the same files."""
+
+    @staticmethod
+    def start(directory: str) -> None:
+        import jax
+
+        jax.profiler.start_trace(directory)
+
+    @staticmethod
+    def stop() -> None:
+        import jax
+
+        jax.profiler.stop_trace()
+
+
 class Profiler:
     """Profiles the steps of `--profile_steps` in this process, for TensorBoard.
 
@@ -212,6 +228,9 @@ class Profiler:
         self._directory = posixpath.join(
             config.training.output_dir, TENSORBOARD_DIR
         )
+        self._profiler: Any = tf.profiler.experimental
+        if config.distribution.runtime == "pjrt":
+            self._profiler = JaxProfiler
         self._running = False
 
     def begin_loop(self, step: int) -> bool:
@@ -220,7 +239,7 @@ class Profiler:
             return False
         first, last = self._steps
         if step == first and not self._running:
-            tf.profiler.experimental.start(self._directory)
+            self._profiler.start(self._directory)
             self._running = True
         return step >= last and self.end()
 
@@ -228,6 +247,6 @@ class Profiler:
         """Ends the profile, if there is one; returns whether it was written."""
         if not self._running:
             return False
-        tf.profiler.experimental.stop()
+        self._profiler.stop()
         self._running = False
         return True

@@ -187,7 +187,7 @@ def make_train_steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
             done,
             stops,
-            _learning_rate(state.step - 1, config, state),
+            learning_rate(state.step - 1, config, state),
             times.stack(),
         )
 
@@ -247,14 +247,25 @@ def first_replica_values(
     }
 
 
+def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
+    """A new seed, int32 (2,), a function of a seed and a number."""
+    return tf.random.experimental.stateless_fold_in(
+        seed, tf.cast(number, tf.int32)
+    )
+
+
 def make_replica_step(
-    state: TrainState, config: PretrainingConfig, device_type: str = "CPU"
+    state: TrainState,
+    config: PretrainingConfig,
+    device_type: str = "CPU",
+    fold_in: Callable[..., tf.Tensor] = fold_in,
 ) -> Callable[..., Scalars]:
     """Makes the step that all replicas run at the same time.
 
     Args:
         state: Updated in place.
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
+        fold_in: Computes the seeds of dropout.
 
     Returns:
         `replica_step(batch, rates, stop)` for the batch of this replica and,
@@ -264,6 +275,7 @@ def make_replica_step(
         given, `stops`, its sum over all replicas.
     """
     target = ProgramTarget.from_config(config.distribution, device_type)
+    run_seed = config.training.seed
     clip_norm = config.optimizer.clip_norm
     # With remat, blocks read their kernels in both passes.
     joins_reads = target.is_tpu and not config.distribution.remat
@@ -299,9 +311,10 @@ def make_replica_step(
             name: tf.ensure_shape(value, [rows, *value.shape[1:]])
             for name, value in batch.items()
         }
-        seed = _replica_seed(
-            config.training.seed, state.step, replica.replica_id_in_sync_group
-        )
+        # A function of (seed, step, replica).
+        seed = tf.constant([run_seed & 0x7FFFFFFF, run_seed >> 31], tf.int32)
+        seed = fold_in(seed, state.step)
+        seed = fold_in(seed, replica.replica_id_in_sync_group)
         # All losses are divided by the weights of the global batch, so each
         # label counts the same in every replica and micro-batch.
         weights = state.objective.weights(batch)
@@ -314,7 +327,7 @@ def make_replica_step(
             so_far: Sequence[tf.Tensor] | None,
         ) -> Any:
             dropout = Dropout(
-                rates.hidden, rates.attention, _fold_in(seed, index)
+                rates.hidden, rates.attention, fold_in(seed, index)
             )
             total = GradientSums(
                 state.model.trainable_variables, so_far, joins_reads
@@ -337,7 +350,7 @@ def make_replica_step(
         sums = dict(zip([*sums, *flags], tf.unstack(vector), strict=True))
         flags = {name: sums.pop(name) for name in flags}
         update_metrics = update(
-            gradients, _learning_rate(state.step, config, state)
+            gradients, learning_rate(state.step, config, state)
         )
         state.step.assign_add(1)
         return {**state.objective.metrics(sums), **update_metrics, **flags}
@@ -438,24 +451,11 @@ def _all_reduce_sum(values: Any) -> Any:
     return replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
-def _learning_rate(
+def learning_rate(
     step: tf.Tensor, config: PretrainingConfig, state: TrainState
 ) -> tf.Tensor:
+    """The learning rate of the step after `step` steps."""
     scheduled = schedules.learning_rate(
         step, config.optimizer, config.training.num_train_steps
     )
     return state.learning_rate_scale * scheduled
-
-
-def _replica_seed(
-    seed: int, step: tf.Tensor, replica_id: tf.Tensor
-) -> tf.Tensor:
-    """int32 (2,), a function of (seed, step, replica)."""
-    base = tf.constant([seed & 0x7FFFFFFF, seed >> 31], tf.int32)
-    return _fold_in(_fold_in(base, step), replica_id)
-
-
-def _fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(
-        seed, tf.cast(number, tf.int32)
-    )

@@ -5,10 +5,12 @@ import time
 from collections.abc import Iterable
 from typing import Any, Self
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.host import Host
+from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
@@ -21,6 +23,7 @@ from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import Objective
+from albert_tf.training.pjrt_steps import PjrtSteps
 from albert_tf.training.progress import StepTimes
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
@@ -142,7 +145,10 @@ class Trainer:
         run_dir = config.training.output_dir
         with host.strategy.scope():
             self.state = make_state(config, objective)
-            self._train_steps = make_train_steps(
+            make_steps: Any = make_train_steps
+            if isinstance(host.strategy, PjrtStrategy):
+                make_steps = PjrtSteps
+            self._train_steps = make_steps(
                 host.strategy, self.state, config, host.stop_flag
             )
         self.store = CheckpointStore(
@@ -269,7 +275,7 @@ class Trainer:
                 "compiled and trained step %d in %.0f s", position.step, call_s
             )
         else:
-            position.times.add(steps.times.numpy(), ended, cpu_s)
+            position.times.add(np.asarray(steps.times), ended, cpu_s)
         self._step_seconds[rates] = None if is_new else call_s / num_steps
         return bool(float(steps.stops))
 

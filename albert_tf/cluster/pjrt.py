@@ -1,0 +1,509 @@
+"""The devices of JAX, as a strategy: `--runtime=pjrt`.
+
+TensorFlow reads records, and traces and lowers the programs of a replica, all
+on the CPU. JAX compiles them and runs them on all its devices, also on those of
+other processes. Calls return before the devices are done.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from albert_tf.cluster import jax_private
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import RetryError, UserError, first_line
+
+# A function of the batch of a replica, and of scalars of its process. It
+# returns values equal on all replicas, and values with a row for each row of
+# the batch.
+ReplicaFunction = Callable[
+    ..., tuple[Mapping[str, tf.Tensor], Mapping[str, tf.Tensor]]
+]
+
+TO_SAVE_MEMORY = (
+    "Raise --gradient_accumulation_steps, or pass --remat or "
+    "--precision=mixed_bfloat16, or use a smaller batch."
+)
+
+_AXIS = "replicas"
+# Where JAX stores compiled programs, unless its own variable says otherwise.
+_CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+_CACHE = "~/.cache/albert_tf/jax"
+
+
+def make_strategy(
+    config: DistributionConfig, cluster: tuple[str, int, int] | None
+) -> "PjrtStrategy":
+    """Connects the devices of JAX.
+
+    Args:
+        cluster: HOST:PORT of the first process, number of processes and index
+            of this one; None: one process, or, with strategy=multi_worker,
+            what JAX finds out on a Cloud TPU, in Slurm or in Kubernetes.
+
+    Raises:
+        UserError: If JAX or its devices are missing.
+        RetryError: If a process does not answer.
+    """
+    jax_private.check_installed()
+    import jax
+
+    # TensorFlow must leave the accelerators to JAX.
+    for kind in ("GPU", "TPU"):
+        with contextlib.suppress(RuntimeError, ValueError):
+            tf.config.set_visible_devices([], kind)
+    if not os.environ.get(_CACHE_VARIABLE):
+        cache = str(pathlib.Path(_CACHE).expanduser())
+        jax.config.update("jax_compilation_cache_dir", cache)
+    number = config.num_logical_cpus
+    if number > 1:
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", number)
+    timeout_s = config.worker_timeout_s
+    try:
+        several = cluster or config.strategy == "multi_worker"
+        if several and not jax.distributed.is_initialized():
+            jax.distributed.initialize(
+                *(cluster or ()),
+                initialization_timeout=timeout_s,
+                heartbeat_timeout_seconds=timeout_s,
+            )
+        devices = jax.devices("cpu" if number > 1 else None)
+    except jax.errors.JaxRuntimeError as error:
+        raise RetryError(
+            "all workers must start within worker_timeout_s="
+            f"{timeout_s} and connect to the first",
+            received=first_line(error)[:300],
+            remedy="Check their logs; then start all workers again.",
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            "runtime=pjrt needs a device of JAX",
+            received=first_line(error)[:300],
+            remedy=f"Unset JAX_PLATFORMS, or {jax_private.INSTALL}.",
+        ) from None
+    if devices[0].platform == "cpu":
+        if len(devices) < number * jax.process_count():
+            raise UserError(
+                "num_logical_cpus must be set before JAX starts",
+                received=f"{number}, with {len(devices)} devices in use",
+            )
+        seen: collections.Counter[int] = collections.Counter()
+        cpus, devices = devices, []
+        for device in cpus:
+            seen[device.process_index] += 1
+            if seen[device.process_index] <= number:
+                devices.append(device)
+    counts = collections.Counter(d.process_index for d in devices)
+    if (
+        len(set(counts.values())) > 1
+        or len({d.device_kind for d in devices}) > 1
+    ):
+        raise UserError(
+            "all processes must have the same devices",
+            received=", ".join(
+                f"{counts[d.process_index]} {d.device_kind} in process "
+                f"{d.process_index}"
+                for d in {d.process_index: d for d in devices}.values()
+            ),
+        )
+    return PjrtStrategy(devices)
+
+
+class ReplicaContext(tf.distribute.ReplicaContext):
+    """The replica context of a program that is lowered for one replica.
+
+    Args:
+        replica_id: int32 scalar, the number of the replica; an argument of the
+            program.
+    """
+
+    def __init__(self, num_replicas: int, replica_id: tf.Tensor) -> None:
+        super().__init__(tf.distribute.get_strategy(), replica_id)
+        self._num_replicas = num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return self._num_replicas
+
+    def all_reduce(
+        self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None
+    ) -> Any:
+        """Sums nested tensors over all replicas, one by one."""
+        assert reduce_op == tf.distribute.ReduceOp.SUM and options is None
+        if self._num_replicas == 1:
+            return value
+        # The only collective that can be lowered without the devices.
+        return tf.nest.map_structure(
+            lambda tensor: tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                group_size=self._num_replicas,
+                group_key=1,
+                instance_key=1,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+            ),
+            value,
+        )
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """The value itself: `Program` joins the rows of all replicas."""
+        assert axis == 0 and options is None
+        return value
+
+
+class PjrtStrategy(tf.distribute.OneDeviceStrategy):
+    """All devices of JAX; variables are made on the host.
+
+    A program copies the values of its variables to the devices, where they stay
+    and are updated. `read` returns them; after an assignment to a variable on
+    the host, `forget` makes the next program copy it again.
+
+    Args:
+        devices: Devices of JAX, of all processes.
+    """
+
+    def __init__(self, devices: Iterable[Any]) -> None:
+        super().__init__("/device:CPU:0")
+        import jax
+
+        self.devices = sorted(devices, key=lambda d: (d.process_index, d.id))
+        self.mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
+        self.on_all, self.by_rows = (
+            jax.sharding.NamedSharding(
+                self.mesh, jax.sharding.PartitionSpec(*axes)
+            )
+            for axes in ((), (_AXIS,))
+        )
+        self.local_devices = [
+            d for d in self.devices if d.process_index == jax.process_index()
+        ]
+        self._arrays: dict[Any, Any] = {}
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return len(self.devices)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of the run."""
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def process_index(self) -> int:
+        """The number of this process."""
+        return self.local_devices[0].process_index
+
+    @property
+    def loss_errors(self) -> tuple[type[Exception], ...]:
+        """The errors of JAX if another process does not answer."""
+        import jax
+
+        return (jax.errors.JaxRuntimeError,)
+
+    @property
+    def device_type(self) -> str:
+        """The type of all devices: "CPU", "GPU" or "TPU"."""
+        return self.devices[0].platform.upper()
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Any, options: Any = None
+    ) -> Iterable[dict[str, Any]]:
+        """The global batches, as arrays of JAX.
+
+        They reach the devices while these compute the steps before.
+        """
+        assert options is None
+        return _Batches(self, dataset_fn)
+
+    # Values on the devices.
+
+    def arrays_of(self, variables: Iterable[tf.Variable]) -> list[Any]:
+        """The values of variables on all devices; copies those that lack."""
+        import jax
+
+        found = []
+        for variable in variables:
+            key = variable.ref()
+            if key not in self._arrays:
+                value = variable.numpy()
+                self._arrays[key] = jax.make_array_from_process_local_data(
+                    self.on_all, value, value.shape
+                )
+            found.append(self._arrays[key])
+        return found
+
+    def update(
+        self, variables: Iterable[tf.Variable], arrays: Iterable[Any]
+    ) -> None:
+        """Replaces values on the devices; those on the host become old."""
+        for variable, array in zip(variables, arrays, strict=True):
+            self._arrays[variable.ref()] = array
+
+    def read(self, variable: tf.Variable) -> np.ndarray:
+        """The newest value of a variable; waits for the devices."""
+        array = self._arrays.get(variable.ref())
+        return variable.numpy() if array is None else value_of(array)
+
+    def forget(self, variables: Iterable[tf.Variable]) -> None:
+        """Makes the values on the host the newest ones."""
+        for variable in variables:
+            self._arrays.pop(variable.ref(), None)
+
+    def join_rows(self, parts: list[np.ndarray]) -> Any:
+        """An array of the rows of all replicas, given those of this process."""
+        import jax
+
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return jax.make_array_from_process_local_data(self.by_rows, rows)
+
+    def sum_over_replicas(self, values: list[float]) -> list[float]:
+        """Sums values of each process over all replicas, in float64."""
+        from jax.experimental import multihost_utils
+
+        # As bits, since JAX would round them to float32.
+        bits = np.array(values, np.float64).view(np.uint32)
+        gathered = multihost_utils.process_allgather(bits)
+        of_processes = np.asarray(gathered).reshape(-1, len(bits))
+        summed = of_processes.view(np.float64).sum(axis=0)
+        return (summed * len(self.local_devices)).tolist()
+
+
+def read(variable: tf.Variable) -> np.ndarray:
+    """The newest value of a variable of any strategy."""
+    strategy = _strategy_of(variable)
+    return strategy.read(variable) if strategy else variable.numpy()
+
+
+def assign(variable: tf.Variable, value: Any) -> None:
+    """Assigns a value to a variable of any strategy."""
+    variable.assign(value)
+    if strategy := _strategy_of(variable):
+        strategy.forget([variable])
+
+
+def _strategy_of(variable: tf.Variable) -> PjrtStrategy | None:
+    """The strategy in whose scope a variable was made, if it is of JAX."""
+    # There is no public name for it.
+    strategy = getattr(variable, "_distribute_strategy", None)
+    return strategy if isinstance(strategy, PjrtStrategy) else None
+
+
+class _Batches:
+    """The batches of a dataset of per-replica batches; can be iterated."""
+
+    def __init__(
+        self,
+        strategy: PjrtStrategy,
+        make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+    ) -> None:
+        self._strategy = strategy
+        self._make = make
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        strategy = self._strategy
+        dataset = self._make(
+            tf.distribute.InputContext(
+                strategy.num_processes,
+                strategy.process_index,
+                strategy.num_replicas_in_sync,
+            )
+        )
+        parts = []
+        for batch in dataset:
+            parts.append(batch)
+            if len(parts) == len(strategy.local_devices):
+                yield {
+                    name: strategy.join_rows([p[name].numpy() for p in parts])
+                    for name in batch
+                }
+                parts = []
+
+
+class Program:
+    """A function of a replica's batch, run on all replicas.
+
+    The first call compiles it. Calls update the variables on the devices.
+
+    Args:
+        function: Called in a `ReplicaContext` while TensorFlow traces it.
+    """
+
+    def __init__(
+        self, strategy: PjrtStrategy, function: ReplicaFunction
+    ) -> None:
+        self._strategy = strategy
+        self._function = function
+        self._program: Any = None  # of JAX
+        self._updated: list[tf.Variable] = []
+        self._read: list[tf.Variable] = []
+
+    def __call__(
+        self, batch: Mapping[str, Any], *flags: float
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The results of the function, on the devices.
+
+        Args:
+            batch: Of `distribute_datasets_from_function`.
+            flags: Numbers of this process; float32 scalars in the function.
+
+        Raises:
+            UserError: If the devices have too little memory.
+        """
+        import jax
+
+        strategy = self._strategy
+        of_replica = [
+            [np.full(1, flag, np.float32)] * len(strategy.local_devices)
+            for flag in flags
+        ]
+        if self._program is None:
+            self._program = self._make(batch, len(flags))
+        try:
+            updated, equal, by_rows = self._program(
+                strategy.arrays_of(self._updated),
+                strategy.arrays_of(self._read),
+                list(batch.values()),
+                [strategy.join_rows(parts) for parts in of_replica],
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                "the program must fit into the memory of a device",
+                received=first_line(error)[:400],
+                remedy=TO_SAVE_MEMORY,
+            ) from None
+        strategy.update(self._updated, updated)
+        return equal, by_rows
+
+    def _make(self, batch: Mapping[str, Any], num_flags: int) -> Any:
+        """Lowers the function; returns a function of JAX."""
+        import jax
+
+        strategy = self._strategy
+        traced = trace(
+            self._function,
+            batch,
+            strategy.num_replicas_in_sync,
+            num_flags,
+            hardware_bits=strategy.device_type == "TPU",
+        )
+        self._updated, self._read = traced.updated, traced.read
+        on_all, by_rows = strategy.on_all.spec, strategy.by_rows.spec
+
+        def run(updated: Any, read: Any, batch: Any, flags: Any) -> Any:
+            number = jax.lax.axis_index(_AXIS).astype(np.int32)
+            scalars = [flag.reshape(()) for flag in flags]
+            changed, results = jax_private.bind(
+                traced.lowered, [number, *batch, *scalars], updated, read
+            )
+            return changed, *tf.nest.pack_sequence_as(traced.outputs, results)
+
+        return jax.jit(
+            jax.shard_map(
+                run,
+                mesh=strategy.mesh,
+                in_specs=(on_all, on_all, by_rows, by_rows),
+                out_specs=(on_all, on_all, by_rows),
+                check_vma=False,
+            ),
+            donate_argnums=0,
+            out_shardings=strategy.on_all,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The program of one replica.
+
+    Attributes:
+        function: Of TensorFlow; takes the number of the replica, the values of
+            the batch, and the flags.
+        outputs: Its results, as symbolic tensors.
+        updated: The variables that it updates.
+        read: The variables that it only reads.
+        lowered: The same program, for JAX.
+    """
+
+    function: Callable[..., Any]
+    outputs: Any
+    updated: list[tf.Variable]
+    read: list[tf.Variable]
+    lowered: jax_private.Lowered
+
+
+def trace(
+    function: ReplicaFunction,
+    batch: Mapping[str, Any],
+    num_replicas: int = 1,
+    num_flags: int = 0,
+    hardware_bits: bool = False,
+) -> Traced:
+    """Traces and lowers a function of a replica's batch.
+
+    Args:
+        batch: Arrays or specs of the global batch.
+        hardware_bits: See `jax_private.Lowered`.
+    """
+    names = list(batch)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def on_replica(replica_id: tf.Tensor, *values: tf.Tensor) -> Any:
+        features = dict(zip(names, values[: len(names)], strict=True))
+        with ReplicaContext(num_replicas, replica_id):
+            return function(features, *values[len(names) :])
+
+    specs = [
+        tf.TensorSpec([], tf.int32),
+        *(
+            tf.TensorSpec(
+                [value.shape[0] // num_replicas, *value.shape[1:]],
+                tf.as_dtype(value.dtype),
+            )
+            for value in batch.values()
+        ),
+        *[tf.TensorSpec([], tf.float32)] * num_flags,
+    ]
+    concrete = on_replica.get_concrete_function(*specs)
+    hlo = on_replica.experimental_get_compiler_ir(*specs)(
+        stage="hlo_serialized", platform_name="CPU"
+    )
+    handles = {id(v.handle): v for v in concrete.graph.variables}
+    variables = [handles[id(c)] for c in concrete.captured_inputs]
+    # The number of the result that updates each variable, or None.
+    results = jax_private.find_updates(hlo)
+    updates = [results.get(len(specs) + i) for i in range(len(variables))]
+    pairs = list(zip(variables, updates, strict=True))
+    outputs = concrete.structured_outputs
+    by_result = {result: v for v, result in pairs if result is not None}
+    values = [*tf.nest.flatten(outputs)]
+    values += [by_result[number] for number in sorted(by_result)]
+    return Traced(
+        on_replica,
+        outputs,
+        [v for v, result in pairs if result is not None],
+        [v for v, result in pairs if result is None],
+        jax_private.Lowered(
+            hlo,
+            tuple(updates),
+            tuple(
+                (tuple(v.shape), np.dtype(v.dtype.as_numpy_dtype).name)
+                for v in values
+            ),
+            hardware_bits,
+        ),
+    )
+
+
+def value_of(array: Any) -> np.ndarray:
+    """The value of an array that is equal on all devices; waits for it."""
+    return np.array(array.addressable_data(0))

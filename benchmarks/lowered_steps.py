@@ -1,0 +1,262 @@
+r"""Train ALBERT on a machine with JAX and without TensorFlow, e.g. a lent GPU.
+
+    python -m benchmarks.lowered_steps lower DIRECTORY   # here, with TensorFlow
+    python -m benchmarks.lowered_steps run DIRECTORY     # there, with JAX only
+
+`lower` writes the steps of --runtime=pjrt, 2 MB in all, and the weights, the
+batch and the results of three steps of a small model by TensorFlow. `run`
+compares these first. Then it prints the speed of each step on the first device,
+and its share of PEAK_TFLOPS, by default 989 for an H100 in bfloat16.
+"""
+
+import dataclasses
+import gzip
+import json
+import os
+import pathlib
+import re
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from albert_tf.cluster import jax_private
+
+SMALL = "small"
+TOLERANCE = 1e-4
+NUM_STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step of ALBERT-base, or of a small model."""
+
+    name: str
+    rows: int
+    length: int
+    precision: str = "mixed_bfloat16"
+    dropout: float = 0.0
+    packing: str = "none"
+    micro_batches: int = 1
+
+
+CASES = (
+    Case(SMALL, 8, 32, "float32", 0.1),
+    Case("128 tokens", 256, 128),
+    Case("128 tokens, dropout", 256, 128, dropout=0.1),
+    Case("512 tokens", 64, 512),
+    Case("512 tokens, 128 rows", 128, 512),
+    Case("512 tokens, dropout", 64, 512, dropout=0.1),
+    Case("512 tokens, packed", 64, 512, packing="best_fit"),
+    Case("512 tokens, float32", 32, 512, "float32"),
+)
+
+
+def lower(directory: pathlib.Path, device_type: str, names: list[str]) -> None:
+    """Lowers the cases; with `names`, only these."""
+    for case in CASES:
+        if not names or case.name in names:
+            _lower(case, directory, device_type)
+            print(f"lowered {case.name}", flush=True)
+
+
+def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
+    import tensorflow as tf
+
+    from albert_tf import config as settings
+    from albert_tf.cluster import pjrt
+    from albert_tf.records.features import features_to_read
+    from albert_tf.training import pjrt_steps, schedules, train_step
+    from albert_tf.training.pretraining import Pretraining
+
+    is_small = case.name == SMALL
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 400}
+    sizes |= {"intermediate_size": 64, "num_hidden_layers": 2}
+    config = settings.PretrainingConfig(
+        model=settings.ModelConfig(**(sizes if is_small else {})),
+        data=settings.DataConfig(
+            input_file=("none",),
+            global_batch_size=case.rows,
+            max_seq_length=case.length,
+            max_predictions_per_seq=round(0.15 * case.length + 0.5),
+            gradient_accumulation_steps=case.micro_batches,
+            packing=case.packing,
+        ),
+        distribution=settings.DistributionConfig(precision=case.precision),
+        optimizer=settings.OptimizerConfig(num_warmup_steps=0),
+        training=settings.TrainingConfig(num_train_steps=1000),
+    )
+    objective = Pretraining(config)
+    state = train_step.make_state(config, objective)
+    step = tf.Variable(0, dtype=tf.int32, trainable=False)
+    state = dataclasses.replace(state, step=step)
+    rates = schedules.DropoutRates(case.dropout, case.dropout)
+    features = features_to_read("static", case.packing)
+    batch = _batch(case, config, features)
+    traced = pjrt.trace(
+        pjrt_steps.make_function(state, config, rates, device_type),
+        {n: tf.TensorSpec(v.shape, v.dtype) for n, v in batch.items()},
+    )
+    parts = {
+        "batch": batch.values(),
+        "updated": [v.numpy() for v in traced.updated],
+        "read": [v.numpy() for v in traced.read],
+    }
+    lowered = dataclasses.asdict(traced.lowered)
+    hlo = lowered.pop("hlo")
+    facts = {
+        "case": dataclasses.asdict(case),
+        "lowered": lowered,
+        "names": train_step.metric_names(config, objective),
+        "flops": objective.flops_per_step(),
+        "results": [],
+    }
+    if is_small:
+        step_in_tensorflow = traced.function
+        for _ in range(3):
+            values, _ = step_in_tensorflow(tf.constant(0), *batch.values())
+            facts["results"].append(values["all"].numpy().tolist())
+    path = directory / re.sub(r"\W+", "_", case.name)
+    path.with_suffix(".json").write_text(json.dumps(facts))
+    path.with_suffix(".hlo.gz").write_bytes(gzip.compress(hlo))
+    np.savez_compressed(
+        path.with_suffix(".npz"),
+        **{
+            f"{name}{number}": value
+            if is_small or name == "batch" or value.ndim < 1
+            # Weights of base need not be transferred: see `_values`.
+            else np.array(value.shape)
+            for name, values in parts.items()
+            for number, value in enumerate(values)
+        },
+    )
+
+
+def _batch(case: Case, config: Any, features: Any) -> dict[str, np.ndarray]:
+    """A batch without padding, of random tokens."""
+    random = np.random.default_rng(0)
+    vocabulary = config.model.vocab_size
+    limits = {"input_ids": vocabulary, "masked_lm_ids": vocabulary}
+    limits["masked_lm_positions"] = case.length
+    batch = {}
+    for feature in features:
+        shape = case.rows, feature.length(config.data)
+        if feature.dtype == "float32" or feature.name == "input_mask":
+            values = np.ones(shape)
+        else:
+            values = random.integers(limits.get(feature.name, 2), size=shape)
+        dtype = np.float32 if feature.dtype == "float32" else np.int32
+        batch[feature.name] = values.astype(dtype)
+    return batch
+
+
+def run(directory: pathlib.Path) -> bool:
+    """Runs all cases of a directory; returns whether results are equal."""
+    import jax
+
+    device = jax.devices()[0]
+    print(f"jax {jax.__version__}, {device.device_kind}")
+    paths = sorted(directory.glob("*.json"), key=lambda p: p.stem != SMALL)
+    equal = True
+    print(
+        "| case | rows | compile s | ms a step | tokens/s | MFU | GB | loss |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    for path in paths:
+        try:
+            equal &= _run(path, device)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"| {path.stem} | {str(error).splitlines()[0][:200]} |")
+            equal = False
+    return equal
+
+
+def _run(path: pathlib.Path, device: Any) -> bool:
+    import jax
+
+    facts = json.loads(path.read_text())
+    case, results = Case(**facts["case"]), facts["results"]
+    updates, shapes, hardware = (
+        facts["lowered"][name]
+        for name in ("updates", "results", "hardware_bits")
+    )
+    lowered = jax_private.Lowered(
+        gzip.decompress(path.with_suffix(".hlo.gz").read_bytes()),
+        tuple(updates),
+        tuple((tuple(shape), dtype) for shape, dtype in shapes),
+        hardware,
+    )
+    stored = np.load(path.with_suffix(".npz"))
+    batch, updated, read = (
+        [jax.device_put(value, device) for value in _values(stored, name)]
+        for name in ("batch", "updated", "read")
+    )
+
+    def step(updated: Any, read: Any, batch: Any) -> Any:
+        number = jax.numpy.int32(0)
+        changed, (vector,) = jax_private.bind(
+            lowered, [number, *batch], updated, read
+        )
+        return changed, vector
+
+    program = jax.jit(step, donate_argnums=0)
+    began = time.monotonic()
+    compiled = program.lower(updated, read, batch).compile()
+    compile_s = time.monotonic() - began
+    worst = 0.0
+    for wanted in results:
+        updated, vector = compiled(updated, read, batch)
+        found, expected = np.asarray(vector), np.array(wanted)
+        differences = np.abs(found - expected) / (np.abs(expected) + 1e-3)
+        worst = max(worst, float(differences.max()))
+    if results:
+        print(f"{case.name}: largest relative difference {worst:.1e}")
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        for _ in range(NUM_STEPS):
+            updated, vector = compiled(updated, read, batch)
+        vector.block_until_ready()
+        seconds.append((time.monotonic() - began) / NUM_STEPS)
+    step_s = statistics.median(seconds)
+    memory = compiled.memory_analysis()
+    size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    tokens = case.rows * case.length
+    peak = float(os.environ.get("PEAK_TFLOPS", 989)) * 1e12
+    print(
+        f"| {case.name} | {case.rows} | {compile_s:.0f} | {step_s * 1e3:.2f} "
+        f"| {tokens / step_s:,.0f} | {facts['flops'] / step_s / peak:.1%} "
+        f"| {size / 1e9:.2f} | {float(vector[0]):.4f} |",
+        flush=True,
+    )
+    return worst < TOLERANCE
+
+
+def _values(stored: Any, name: str) -> list[np.ndarray]:
+    """The stored arrays; where only shapes are stored, small weights."""
+    names = [n for n in stored.files if re.fullmatch(rf"{name}\d+", n)]
+    values = [stored[n] for n in sorted(names, key=lambda n: (len(n), n))]
+    random = np.random.default_rng(1)
+    return [
+        random.normal(0.02, 0.002, value).astype(np.float32)
+        if value.dtype == np.int64
+        else value
+        for value in values
+    ]
+
+
+def main() -> int:
+    """Does what the command line says."""
+    command, directory, *names = sys.argv[1:]
+    path = pathlib.Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    if command == "run":
+        return 0 if run(path) else 1
+    lower(path, os.environ.get("DEVICE_TYPE", "GPU"), names)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
