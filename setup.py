@@ -37,7 +37,6 @@ TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
 DASK = ["distributed>=2024.8"]
 # As in albert_tf/cluster/jax_private.py.
 JAX = "jax>=0.10.2,<0.13"
-SERVING = ["tensorflow-serving-api>=2.20,<2.22"]
 
 setup(
     name="albert-tf",
@@ -112,12 +111,10 @@ setup(
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "dask": DASK,
         "interop": ["torch>=2.4", "transformers>=4.46"],
-        "serving": SERVING,
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=2.20"],
         "test": [
             *DASK,
-            *SERVING,
             "hypothesis>=6.100",
             "ipykernel>=6.29",  # with nbclient, runs the notebooks
             "mkdocs-material>=9.6",  # with mkdocstrings, makes the site

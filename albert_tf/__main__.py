@@ -22,7 +22,6 @@ COMMANDS = {
     "report": "albert_tf.report.__main__",
     "sweep": "albert_tf.sweep",
     "score": "albert_tf.finetuning.score",
-    "serving-client": "albert_tf.serving.client",
     "compile-check": "tpu.compile_check",
     "launch": "tpu.launch",
 }

@@ -82,9 +82,8 @@ For question answering:
 
 It scores the tokens of `[CLS] question [SEP] window [SEP]`. The client cuts a
 long text into such windows and finds the best answer in the scores of all, as
-run_finetuning does with --mode=predict. `albert_tf.predict` and
-`albert_tf.serving.client` do this with the vocabulary and the settings
-`question_answering` of `serving.json`, below.
+run_finetuning does with --mode=predict. `albert_tf.predict` does this with the
+vocabulary and the settings `question_answering` of `serving.json`, below.
 
 Text signatures need tensorflow-text, for the export and in each Python program
 that loads the model; TensorFlow Serving has it built in. On a TPU VM, install
@@ -92,10 +91,9 @@ it by `pip install --no-deps tensorflow-text==2.20.*`: with dependencies, pip
 would install a second TensorFlow. `--notext_signatures` exports without it.
 
 The directory `assets.extra/` of the SavedModel contains the vocabulary
-(`spiece.model`), the architecture (`albert_config.json`), the settings of
-tokenization and of answers that a caller needs (`serving.json`), and the
-warm-up requests of TensorFlow Serving. docs/serving.md shows how to serve the
-model.
+(`spiece.model`), the architecture (`albert_config.json`), and the settings of
+tokenization and of answers that a caller needs (`serving.json`).
+docs/serving.md shows how to serve the model.
 """
 
 from albert_tf.cluster import versions

@@ -1,4 +1,4 @@
-r"""Predict with an exported SavedModel.
+r"""Predict with an exported SavedModel, in this process or on a server.
 
     python -m albert_tf.export_saved_model \
       --run_dir=runs/sst2 --export_dir=export/sst2
@@ -38,19 +38,34 @@ probability that the second text follows the first:
     --text='She opened the door.' --text_pair='It was dark inside.'
     71.3% in order: She opened the door. | It was dark inside.
 
-The command needs the SavedModel and tensorflow-text, but no model code.
+The command needs the SavedModel and tensorflow-text. With --server, it asks
+TensorFlow Serving over REST instead, and needs neither; only question answering
+still needs --saved_model_dir, a copy of the export:
+
+    python -m albert_tf.predict --server=http://localhost:8501 \
+      --text='Paris is the [MASK] of France.'
 """
 
 from albert_tf.cluster import versions
 from albert_tf.config import PredictConfig, flags
-from albert_tf.serving.predict import LocalClient, print_responses
+from albert_tf.serving.predict import (
+    Client,
+    LocalClient,
+    RestClient,
+    print_responses,
+)
 
 
 def main(config: PredictConfig) -> None:
     """Prints the answers of an exported model to the texts of the flags."""
-    config.require("saved_model_dir", "text")
-    versions.import_tensorflow()
-    client = LocalClient(config.saved_model_dir)
+    config.require("text")
+    client: Client
+    if config.server:
+        client = RestClient(config.server, config.model_name)
+    else:
+        config.require("saved_model_dir")
+        versions.import_tensorflow()
+        client = LocalClient(config.saved_model_dir)
     print_responses(client, config, config.saved_model_dir)
 
 

@@ -7,7 +7,6 @@ from albert_tf.config.commands import (
     FirstModelConfig,
     PredictConfig,
     ReportConfig,
-    ServingClientConfig,
     SweepConfig,
     TextsConfig,
 )

@@ -146,26 +146,15 @@ class PredictConfig(TextsConfig):
     """Settings of `python -m albert_tf.predict`."""
 
     saved_model_dir: str = setting(
-        "", "Directory of the SavedModel to load, e.g. export/sst2."
+        "",
+        "Directory of the SavedModel to load, e.g. export/sst2.",
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class ServingClientConfig(TextsConfig):
-    """Settings of `python -m albert_tf.serving.client`."""
-
     server: str = setting(
-        "http://localhost:8501",
-        "Address of the server: http://HOST:PORT for REST, grpc://HOST:PORT "
-        "for gRPC.",
+        "",
+        "Address of the REST interface of TensorFlow Serving, which answers "
+        "instead, e.g. http://localhost:8501.",
     )
     model_name: str = setting("albert", "Name of the model on the server.")
-    saved_model_dir: str = setting(
-        "",
-        "For a model for question answering: a copy of the export that the "
-        "server has, local or gs://, e.g. export/squad/1. The client needs its "
-        "vocabulary and settings.",
-    )
 
 
 @dataclasses.dataclass(frozen=True)

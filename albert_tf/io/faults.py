@@ -59,8 +59,6 @@ _EXTRAS = {
     "distributed": "dask",
     "torch": "interop",
     "transformers": "interop",
-    "grpc": "serving",
-    "tensorflow_serving": "serving",
 }
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 

@@ -1,1 +1,1 @@
-"""SavedModels: export, signatures, warm-up, and clients in Python and C."""
+"""SavedModels: export, signatures, and clients in Python and C."""

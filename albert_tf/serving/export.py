@@ -10,7 +10,6 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -33,9 +32,7 @@ from albert_tf.io.files import (
 )
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import (
-    CLS_ID,
     MASK_ID,
-    SEP_ID,
     TOKENIZER_FILE,
 )
 from albert_tf.records.tokenization import Tokenizer
@@ -126,7 +123,6 @@ def _export(config: ExportConfig, directory: str) -> int:
     write_json(path(predict.SERVING_FILE), serving)
     if tokenizer:
         tf.io.gfile.copy(vocabulary, path(TOKENIZER_FILE))
-    _write_warmup_requests(path("tf_serving_warmup_requests"), signatures)
     return step
 
 
@@ -221,60 +217,6 @@ def _describe_answers(
             "n_best_size": run.task.n_best_size,
         }
     }
-
-
-# --- warm-up requests -------------------------------------------------------
-
-# Values of the last dimension of each input of any signature. Other dimensions
-# are 1 if they are free.
-_EXAMPLES: Mapping[str, Any] = {
-    "text": "The city is the [MASK] of the country.",
-    "text_pair": "It lies on a river.",
-    "question": "Where does it lie?",
-    "context": "The city lies on a river.",
-    "choices": "On a river.",
-    "input_ids": [CLS_ID, MASK_ID, SEP_ID],
-    "input_mask": [1, 1, 1],
-    "segment_ids": [0, 0, 0],
-    "p_mask": [0, 1, 1],
-    "masked_lm_positions": [1],
-}
-
-
-def _write_warmup_requests(path: str, signatures: Signatures) -> None:
-    """Writes the requests with which TensorFlow Serving warms up a model.
-
-    They are TFRecords of the protocol buffer `PredictionLog`, encoded here so
-    that an export does not need tensorflow-serving-api.
-
-    Reference:
-        [SavedModel warmup](
-        https://www.tensorflow.org/tfx/serving/saved_model_warmup).
-    """
-    with tf.io.TFRecordWriter(path) as writer:
-        for name, function in signatures.items():
-            # PredictRequest: model_spec.signature_name, and the map of inputs.
-            request = _field(1, _field(3, name.encode()))
-            for spec in function.input_signature:
-                value = np.array(_EXAMPLES[spec.name])
-                shape = [size or 1 for size in spec.shape]
-                shape[len(shape) - value.ndim :] = value.shape
-                tensor = tf.make_tensor_proto(
-                    np.broadcast_to(value, shape), spec.dtype
-                ).SerializeToString()
-                entry = _field(1, spec.name.encode()) + _field(2, tensor)
-                request += _field(2, entry)
-            # PredictionLog.predict_log.request
-            writer.write(_field(6, _field(1, request)))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer that holds bytes, text or a message."""
-    length, size = b"", len(content)
-    while size > 127:
-        length += bytes([size & 127 | 128])
-        size >>= 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + content
 
 
 # --- signatures -------------------------------------------------------------

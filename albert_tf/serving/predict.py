@@ -1,18 +1,21 @@
 """Asks an exported model, on a server or in this process, about texts.
 
-It needs the SavedModel and tensorflow-text, and none of the model's code. Only
-a model in this process needs TensorFlow. The names of an export are here.
+Only a model in this process needs TensorFlow, and tensorflow-text. The names of
+an export are here.
 """
 
+import http.client
 import json
 import posixpath
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from albert_tf.config import TaskConfig, TextsConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.documents import Question, WindowMaker, find_answers
 from albert_tf.records.features import TOKENIZER_FILE
@@ -46,26 +49,14 @@ SENTENCE_SIGNATURES = {
 # the memory: a thousand long texts would take 16 GB.
 _MAX_ROWS = 32
 
+_TIMEOUT_S = 60  # the first request may wait until the model is loaded
+
 # Names of inputs -> nested lists of texts or ids.
 Inputs = Mapping[str, Sequence[Any]]
 
 
-class Client(Protocol):
-    """A connection to a model; a `UserError` quotes a server's refusal."""
-
-    def list_signatures(self) -> list[str]: ...
-
-    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
-        """Calls a signature.
-
-        Returns:
-            Nested lists of numbers and texts by the name of the output.
-        """
-        ...
-
-
 class LocalClient:
-    """A `Client` of an exported SavedModel in this process."""
+    """A client of an exported SavedModel in this process."""
 
     def __init__(self, saved_model_dir: str) -> None:
         import tensorflow as tf
@@ -80,6 +71,7 @@ class LocalClient:
         return sorted(self.model.signatures)
 
     def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
+        """Calls a signature; returns nested lists by the name of the output."""
         import tensorflow as tf
 
         function = self.model.signatures[signature]
@@ -94,15 +86,66 @@ class LocalClient:
                     received=tensor.shape[1],
                 )
         return {
-            name: decode(values.numpy().tolist())
+            name: _decode(values.numpy().tolist())
             for name, values in function(**tensors).items()
         }
 
 
-def decode(values: Any) -> Any:
+class RestClient:
+    """A client of TensorFlow Serving's REST interface, at http://HOST:PORT."""
+
+    def __init__(self, url: str, model_name: str) -> None:
+        self.url = f"{url.rstrip('/')}/v1/models/{model_name}"
+
+    def list_signatures(self) -> list[str]:
+        metadata = self._request("/metadata", None, "metadata")
+        return sorted(metadata["signature_def"]["signature_def"])
+
+    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
+        """As `LocalClient.predict`; the name of a single output is ""."""
+        body = {
+            "signature_name": signature,
+            "inputs": {name: list(values) for name, values in inputs.items()},
+        }
+        outputs = self._request(":predict", body, "outputs")
+        return outputs if isinstance(outputs, dict) else {"": outputs}
+
+    def _request(
+        self, method: str, body: Mapping[str, Any] | None, key: str
+    ) -> Any:
+        """The value of `key` in the response to a POST, or GET without body."""
+        try:
+            request = urllib.request.Request(
+                self.url + method,
+                None if body is None else json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(
+                request, timeout=_TIMEOUT_S
+            ) as response:
+                return json.load(response)[key]
+        except urllib.error.HTTPError as error:
+            answer = error.read().decode(errors="replace").strip()
+            reason = answer or first_line(error)
+        except (
+            *(OSError, http.client.HTTPException),
+            *(ValueError, TypeError, LookupError),  # not TensorFlow Serving
+        ) as error:
+            reason = first_line(error)
+        raise UserError(
+            f"{self.url} must answer the request",
+            received=reason,
+            remedy="Give the REST address, e.g. --server=http://localhost:8501.",
+        )
+
+
+Client = LocalClient | RestClient
+
+
+def _decode(values: Any) -> Any:
     """Decodes the UTF-8 strings of nested lists; keeps numbers."""
     if isinstance(values, list):
-        return [decode(value) for value in values]
+        return [_decode(value) for value in values]
     return values.decode() if isinstance(values, bytes) else values
 
 
@@ -121,7 +164,7 @@ def _read_serving(saved_model_dir: str) -> dict[str, Any]:
 def predict_in_parts(
     client: Client, signature: str, inputs: Inputs
 ) -> dict[str, Any]:
-    """`Client.predict`, in requests of bounded size."""
+    """`client.predict`, in requests of bounded size."""
     (num_rows,) = {len(values) for values in inputs.values()}
     outputs: dict[str, Any] = {}
     for begin in range(0, num_rows, _MAX_ROWS):

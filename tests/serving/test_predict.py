@@ -1,9 +1,10 @@
-"""`python -m albert_tf.predict`: exported models asked in this process."""
+"""`python -m albert_tf.predict`: exported models asked here or on a server."""
 
-import os
+import contextlib
+import http.server
+import json
 import re
-import subprocess
-import sys
+import threading
 
 import pytest
 
@@ -13,37 +14,16 @@ from albert_tf.predict import main
 from albert_tf.serving import predict
 from albert_tf.serving.predict import (
     LocalClient,
+    RestClient,
     ask,
     find_task,
     print_responses,
 )
-from tests.helpers.exports import filled_lines
-
-
-@pytest.mark.slow
-def test_the_command_fills_masks_without_model_code(exported, served):
-    """A line for each mask; an export needs no code of the model."""
-    texts = ["The [MASK] sat on [MASK].", "[MASK]"]
-    program = (
-        "import sys; from albert_tf.config import PredictConfig\n"
-        "from albert_tf.predict import main\n"
-        f"main(PredictConfig({tuple(texts)}, "
-        f"saved_model_dir={str(exported('sop'))!r}))\n"
-        "assert 'albert_tf.modeling' not in sys.modules\n"
-    )
-    printed = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONUTF8": "1"},
-    ).stdout.splitlines()
-    assert printed == filled_lines(served, texts)
-    assert len(printed) == 2 + 3
+from tests.helpers.exports import answer_as_served, filled_lines
 
 
 class Signatures:
-    """A `Client` of a model that has these signatures and answers NaN."""
+    """A client of a model that has these signatures and answers NaN."""
 
     def __init__(self, *names):
         self.names = ["serving_default", *names]
@@ -151,14 +131,11 @@ def test_a_pretrained_model_judges_pairs(
     ]
 
 
-def test_texts_are_asked_in_requests_of_bounded_size(
-    exported, capsys, monkeypatch
+def test_masks_are_filled_by_requests_of_bounded_size(
+    exported, served, capsys, monkeypatch
 ):
-    """Of different numbers of masks; the answers are those of one request."""
+    """A line for each mask; the texts have different numbers of masks."""
     texts = ("[MASK]", "a [MASK] b [MASK].", "no", "[MASK]?", "c [MASK]")
-    config = PredictConfig(texts, saved_model_dir=str(exported("sop")))
-    main(config)
-    printed = capsys.readouterr().out
     sizes, ask_once = [], LocalClient.predict
 
     def count(client, signature, inputs):
@@ -167,8 +144,8 @@ def test_texts_are_asked_in_requests_of_bounded_size(
 
     monkeypatch.setattr(LocalClient, "predict", count)
     monkeypatch.setattr(predict, "_MAX_ROWS", 2)
-    main(config)
-    assert capsys.readouterr().out == printed
+    main(PredictConfig(texts, saved_model_dir=str(exported("sop"))))
+    assert capsys.readouterr().out.splitlines() == filled_lines(served, texts)
     assert sizes == [2, 2, 1]
 
 
@@ -181,3 +158,97 @@ def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 15
     assert last == "    2 [MASK] beyond the model's max_seq_length"
+
+
+# --- on a server --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serve(respond):
+    """A web server of a function: path and body -> status and JSON."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            size = int(self.headers.get("Content-Length", 0))
+            status, body = respond(self.path, self.rfile.read(size))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body, default=bytes.decode).encode())
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def rest_of(model):
+    """The methods predict and metadata of TensorFlow Serving's REST API."""
+
+    def respond(path, body):
+        if path == "/v1/models/albert/metadata":
+            # As printed in the documentation of the REST API.
+            signatures = {"signature_def": {k: {} for k in model.signatures}}
+            return 200, {"metadata": {"signature_def": signatures}}
+        assert path == "/v1/models/albert:predict"
+        request = json.loads(body)
+        try:
+            answer = answer_as_served(
+                model, request["signature_name"], request["inputs"]
+            )
+        except KeyError as error:
+            return 400, {"error": error.args[0]}
+        outputs = {name: values.tolist() for name, values in answer.items()}
+        if len(outputs) == 1:  # as documented: "we omit the name"
+            (outputs,) = outputs.values()
+        return 200, {"outputs": outputs}
+
+    return serve(respond)
+
+
+def test_a_server_fills_masks_as_the_model_does(served, capsys):
+    """Texts of one request have different numbers of masks."""
+    texts = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
+    with rest_of(served) as server:
+        main(PredictConfig(server=server, text=texts))
+        with pytest.raises(UserError, match="signature key not found: ask"):
+            RestClient(server, "albert").predict("ask", {"text": ["a"]})
+    assert capsys.readouterr().out.splitlines() == filled_lines(served, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "questions"),
+    [("regression", ()), ("plain", ("Where is Basel?", "Where is it?"))],
+)
+def test_a_server_answers_as_the_model_does(
+    name, questions, exported_task, capsys
+):
+    """Of regression, the server omits the name of the only output."""
+    task = exported_task(name)
+    settings = {
+        "saved_model_dir": task.saved_model_dir,
+        "text": ("Basel lies on the Rhine.", "The Café is in Zürich."),
+        "question": questions,
+    }
+    main(PredictConfig(**settings))
+    expected = capsys.readouterr().out
+    assert len(set(expected.splitlines())) == 2 * (len(questions) or 1)
+    with rest_of(task.client.model) as server:
+        main(PredictConfig(server=server, **settings))
+    assert capsys.readouterr().out == expected
+
+
+def test_an_address_without_tensorflow_serving_is_refused():
+    """A closed port, a web server, an address without scheme."""
+    with serve(lambda *_: (200, "Welcome")) as web_server:
+        for url in "http://127.0.0.1:1", web_server, "localhost:8500", "a":
+            with pytest.raises(UserError, match=r"must answer.*Give the REST"):
+                RestClient(url, "albert").list_signatures()

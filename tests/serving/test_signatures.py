@@ -153,19 +153,6 @@ def test_served_choices_are_those_of_the_model(exported_task):
     ]
 
 
-def test_choices_longer_than_the_model_are_refused(exported_task):
-    """The length of each choice counts, not that of all three together."""
-    _, _, client = exported_task("multiple_choice")
-
-    def choose(length):
-        ids = np.ones([2, 3, length], np.int32)
-        return client.predict("choose", dict.fromkeys(INPUTS, ids))
-
-    assert len(choose(LENGTH)["choice_number"]) == 2
-    with pytest.raises(Exception, match=f"at most {LENGTH} tokens long"):
-        choose(LENGTH + 1)
-
-
 @pytest.mark.parametrize("head", ["plain", "beam"])
 def test_served_answers_are_those_of_mode_predict(head, exported_task):
     """Every question is answered by a request of its own windows only."""

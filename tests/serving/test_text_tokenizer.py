@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.errors import UserError
 from albert_tf.records.tokenization import Tokenizer, join, normalize
 from albert_tf.serving.text_tokenizer import (
     TextTokenizer,
-    import_text_ops,
     pack,
 )
 
@@ -104,12 +102,6 @@ def test_mask_becomes_one_token(vocabulary, self_contained):
     got = TextTokenizer(model).encode_with_masks(tf.constant(texts))
     for text, ids in zip(texts, got.to_list(), strict=True):
         assert ids == tokenizer.encode_with_masks(text), text
-
-
-def test_a_missing_tensorflow_text_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
-    with pytest.raises(UserError, match="pip install 'tensorflow-text=="):
-        import_text_ops()
 
 
 def cut_as_bert(first, second, max_tokens):
