@@ -78,6 +78,9 @@ SMALLEST_TRAINING = 30  # seconds
 # Time after the decay, as a multiple of the start-up of a training: export,
 # masks and curves. A part of the time is never planned.
 TAIL, RESERVE = 2.5, 0.03
+# Passes over the text from which on a model learns it by heart, unless after
+# the first stage it has dropout.
+MANY_EPOCHS, DROPOUT = 60, 0.1
 ENDLESS = 10_000_000  # steps; the time ends such a stage
 MAX_ATTEMPTS = 3
 POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
@@ -368,6 +371,21 @@ def _read_initial(path: str) -> tuple[dict[str, Any], str, bool]:
     return model, training.get("sentence_objective", "sop"), lower_case
 
 
+def choose_dropout(epochs: float, share: float) -> float:
+    """The dropout of all stages after the first.
+
+    Args:
+        epochs: How often the first stage has read the text.
+        share: The share of the time that it has.
+    """
+    passes = epochs / share
+    rate = DROPOUT if passes > MANY_EPOCHS else 0.0
+    logging.info(
+        "about %.0f passes over the text: dropout %g from now on", passes, rate
+    )
+    return rate
+
+
 class FirstModel:
     """A first model in its directory.
 
@@ -417,6 +435,9 @@ class FirstModel:
             name = f"{length}_tokens"
             self._train(name, length, start, seconds=share * rest)
             start, names = f"{runs}/{name}", [*names, name]
+            if "dropout" not in self.state:
+                epochs = self._epochs(name, length)
+                self.state["dropout"] = choose_dropout(epochs, share)
         pace = self._pace(names[-1])
         left = total - self.state["seconds"] - (1 + TAIL) * pace.start_up
         num_steps = self._stage("decay").setdefault(
@@ -533,7 +554,8 @@ class FirstModel:
             *self._shape(length),
             f"--sentence_objective={self.plan.objective}",
             f"--global_batch_size={rows}",
-            *("--dropout_schedule=0:0", "--save_checkpoints_steps=1000"),
+            f"--dropout_schedule=0:{self.state.get('dropout', 0.0):g}",
+            "--save_checkpoints_steps=1000",
             f"--num_warmup_steps={50 if is_new else 0}",
         ]
         if length < self.plan.lengths[-1]:
@@ -702,6 +724,14 @@ class FirstModel:
             with contextlib.suppress(ValueError):
                 rows.append(json.loads(line))
         return [row for row in rows if row["split"] == split]
+
+    def _epochs(self, name: str, length: int) -> float:
+        """How often a training that has ended has read the text."""
+        records = files.load_json(
+            f"{self.dir}/records/{length}/train/metadata.json"
+        )
+        steps = self._metrics(name, "train")[-1]["step"]
+        return steps * self.plan.batch_tokens / records["num_pieces"]
 
     def _pace(self, name: str) -> "Pace":
         """Start-up and speed of a training that has ended."""

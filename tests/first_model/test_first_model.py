@@ -97,6 +97,12 @@ def test_the_model_of_a_run_can_be_continued(corpus, tmp_path):
     assert ModelConfig().with_overrides([values]) == model
 
 
+def test_text_that_is_read_often_gets_dropout():
+    # What ten minutes and an hour on two cores read of 3 MB.
+    assert first_model.choose_dropout(epochs=12.2, share=0.4) == 0
+    assert first_model.choose_dropout(epochs=40.4, share=0.4) == 0.1
+
+
 # By name: the setting and its value, and words of the refusal.
 REFUSALS = {
     "no such file": ("input_file", ("none/*.txt",), "input_file must match"),
