@@ -201,14 +201,15 @@ class _Examples:
     def __init__(self, numbers: Array, max_per_row: int, ops: Any) -> None:
         self._shape = (numbers.shape[0], max_per_row)
         self._ops = ops
-        # The padding of a row is one more group, its first.
-        num_rows, length = numbers.shape
+        num_rows, self._length = numbers.shape
         rows = np.arange(num_rows)[:, np.newaxis]
-        groups = ops.cast(numbers, "int64") + rows * (max_per_row + 1)
-        self._groups = ops.reshape(groups, (-1,))
+        if max_per_row > 1:
+            # The padding of a row is one more group, its first.
+            groups = ops.cast(numbers, "int64") + rows * (max_per_row + 1)
+            self._groups = ops.reshape(groups, (-1,))
         self.num_tokens = self.count(numbers > 0)
         counts = ops.reshape(self.num_tokens, self._shape)
-        begins = ops.cumsum(counts, 1) - counts + rows * length
+        begins = ops.cumsum(counts, 1) - counts + rows * self._length
         self.begins = ops.reshape(begins, (num_rows * max_per_row,))
 
     def count(self, flags: Array) -> Array:
@@ -232,6 +233,9 @@ class _Examples:
 
         The tokens are indices in the flattened batch; not of padding.
         """
+        if self._shape[1] == 1:
+            rows = tokens // self._length
+            return rows, tokens - rows * self._length
         groups = self._ops.take(self._groups, tokens)
         rows = groups // (self._shape[1] + 1)
         examples = groups - rows - 1
