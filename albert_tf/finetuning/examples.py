@@ -6,9 +6,10 @@
 3. Rows become examples of the type that the task needs.
 
 A TSV file has no quotes and no escapes: a quotation mark is a character, and
-only a line feed ends a line. That is how the files of GLUE are written. An
-empty line is not a row, also in a file of one column. A line with tabs or
-commas only is a row of empty fields.
+only a line feed ends a line. That is how the files of GLUE are written. Your
+own file may have the quotes of CSV, as pandas writes them, if all of its rows
+can be read so. An empty line is not a row, also in a file of one column. A line
+with tabs or commas only is a row of empty fields.
 
 The name of a class is the text of its cell, with single spaces for white space.
 An empty cell, `nan` and `-` (unless `+` is a class, too) mean that there is no
@@ -24,8 +25,11 @@ import io
 import json
 import math
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+from absl import logging
 
 from albert_tf.config.task import (
     CLASSIFICATION,
@@ -57,8 +61,14 @@ _SQUAD_FORMAT = (
 # A file with a larger fraction of malformed rows has another layout.
 _MAX_MALFORMED = 0.1
 
+# JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 # Cells that mean "no label".
 _NO_LABEL = ("", "nan", "-")
+
+# The values of `is_impossible`; `str(True)` in lower case is "true".
+_TRUTH_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
 
 class TextExample(NamedTuple):
@@ -161,8 +171,9 @@ def read_examples(
     columns, found = _open_rows(examples)
     rows = _check_rows(examples, columns, found)
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
-        names = {_class_name(row, columns) for row in rows}
+        names = {_class_name(examples, row, columns) for row in rows}
         examples.task = dataclasses.replace(task, labels=_find_classes(names))
+        _warn_of_similar(examples)
     for row in rows:
         _add_example(examples, row, columns)
     _check(examples)
@@ -225,7 +236,7 @@ def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
     if source.endswith((".jsonl", ".json")):
         return columns, _read_json(source)
     if source.endswith((".tsv", ".csv")):
-        return columns, _read_table(source, columns.header)
+        return columns, _read_table(source, columns.header, task.name in KINDS)
     raise UserError(
         f"files of --task={task.name} must end in .tsv, .csv, .jsonl or .json",
         received=source,
@@ -267,7 +278,16 @@ def _check_rows(
             remedy=remedy,
         )
     examples.bad += malformed
-    return good
+    kept = []
+    for row in good:
+        used = [row.values.get(name) for name in (*needed, columns.id)]
+        text = json.dumps(used, ensure_ascii=False, default=str)
+        if surrogate := _SURROGATE.search(text):
+            code = f"U+{ord(surrogate.group()):04X}"
+            examples.bad.append((row.where, f"unpaired surrogate {code}"))
+        else:
+            kept.append(row)
+    return kept
 
 
 def read_text(path: str) -> str:
@@ -288,12 +308,29 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
-def _read_table(path: str, header: Sequence[str]) -> _Found:
-    """Reads a TSV or CSV file; () if its first line is the header."""
-    lines = _read_csv(path) if path.endswith(".csv") else _read_tsv(path)
+def _read_table(path: str, header: Sequence[str], may_quote: bool) -> _Found:
+    """Reads a TSV or CSV file; () if its first line is the header.
+
+    Args:
+        may_quote: Whether a TSV file may have the quotes of CSV.
+    """
+    lines = list(_read_csv(path) if path.endswith(".csv") else _read_tsv(path))
+    if may_quote and not path.endswith(".csv") and '""' in read_text(path):
+        with contextlib.suppress(UserError):
+            quoted = list(_read_csv(path, "\t"))
+            if len({len(fields) for _, fields in quoted}) == 1:
+                logging.info("%s is read with the quotes of CSV", path)
+                lines = quoted
     for number, fields in lines:
         if not header:
             header = fields
+            if twice := [
+                n for n in dict.fromkeys(fields) if fields.count(n) > 1
+            ]:
+                raise UserError(
+                    f"{path} must have each column once",
+                    received=f"{', '.join(map(repr, twice))} more than once",
+                )
             continue
         values: dict[str, Any] | str = dict(zip(header, fields, strict=False))
         if len(fields) != len(header):
@@ -308,14 +345,18 @@ def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
             yield number, fields.split("\t")
 
 
-def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
+def _read_csv(
+    path: str, delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
     """The fields of each row, after the number of its first line."""
     text = read_text(path)
     # By default, a field of more than 131,072 characters is an error.
     csv.field_size_limit(max(len(text), csv.field_size_limit()))
     # Strict: otherwise, an unclosed quotation mark takes the rest of the file
     # for one field. newline="": fields may have line breaks.
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), strict=True, delimiter=delimiter
+    )
     first_line = 1
     try:
         for fields in reader:
@@ -331,16 +372,32 @@ def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_json(path: str) -> _Found:
-    """Reads JSON lines."""
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    """Reads JSON lines, or one array of objects."""
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        with _format_of(path, "with an array of objects"):
+            rows = json.loads(text, object_pairs_hook=_once)
+        for number, values in enumerate(rows):
+            is_row = isinstance(values, dict)
+            yield f"row {number}", values if is_row else f"{values!r:.40}"
+        return
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                values = json.loads(line)
+                values = json.loads(line, object_pairs_hook=_once)
             except (ValueError, RecursionError) as error:  # of nesting
                 values = error
             if not isinstance(values, dict):
                 values = f"{values} instead of a JSON object"
             yield f"line {number}", values
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without repeated names."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(f"a name more than once in {[n for n, _ in pairs]}")
+    return values
 
 
 @contextlib.contextmanager
@@ -417,8 +474,20 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _class_name(row: _Row, columns: Columns) -> str:
-    return " ".join(_text(row.values[columns.label]).split())
+def _class_name(examples: ExampleSet, row: _Row, columns: Columns) -> str:
+    """The name of a row's class; see the beginning of this module.
+
+    Raises:
+        UserError: For a list or an object.
+    """
+    value = row.values[columns.label]
+    if isinstance(value, list | dict):
+        raise UserError(
+            f"{columns.label} of {examples.source} must be one name or number",
+            received=f"{value!r} in {row.where}",
+            remedy="An example has one class: name another --label_column.",
+        )
+    return " ".join(_text(value).split())
 
 
 def _is_no_label(name: str, classes: Iterable[str]) -> bool:
@@ -442,6 +511,23 @@ def _find_classes(names: set[str]) -> tuple[str, ...]:
         return tuple(sorted(labels))
 
 
+def _warn_of_similar(examples: ExampleSet) -> None:
+    """Warns of classes that may be one, e.g. `Pos` and `pos`, `1` and `1.0`."""
+    similar: dict[str, list[str]] = {}
+    for label in examples.task.labels:
+        key = {"true": "1", "false": "0"}.get(
+            label.casefold(), label.casefold()
+        )
+        with contextlib.suppress(ValueError):
+            key = str(float(key))
+        similar.setdefault(key, []).append(label)
+    if doubtful := [" and ".join(n) for n in similar.values() if len(n) > 1]:
+        logging.warning(
+            "%s HAS CLASSES WITH SIMILAR NAMES: %s. Give each class one name",
+            *(examples.source, name_faults(doubtful)),
+        )
+
+
 def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
     """The class, value, right choice or answers of a row."""
     kind, labels = examples.task.kind, examples.task.labels
@@ -450,7 +536,7 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
     try:
         if kind == CLASSIFICATION:
             form = f"one of {name_faults(labels)}"
-            name = _class_name(row, columns)
+            name = _class_name(examples, row, columns)
             # Earlier versions stored the names with their white space.
             names = [" ".join(label.split()) for label in labels]
             if name not in names:
@@ -489,9 +575,11 @@ def _has_no_label(examples: ExampleSet, row: _Row, columns: Columns) -> bool:
     task = examples.task
     if task.kind == QUESTION_ANSWERING:
         return False
-    name = _class_name(row, columns)
-    if name in task.labels:
-        return False
+    name = _text(row.values[columns.label]).strip()
+    if task.kind == CLASSIFICATION:
+        name = _class_name(examples, row, columns)
+        if name in task.labels:
+            return False
     if name == "-1":
         return task.kind != REGRESSION
     return _is_no_label(name, task.labels)
@@ -559,7 +647,12 @@ def _is_impossible(
     if not examples.has_labels:
         return False
     value = row.values.get("is_impossible", not answers)
-    truth = _text(value).strip().lower() in ("true", "1")
+    truth = _TRUTH_VALUES.get(_text(value).strip().lower())
+    if truth is None:
+        raise UserError(
+            f"is_impossible of {examples.source} must be true, false, 1 or 0",
+            received=f"{value!r} in {row.where}",
+        )
     if truth and not examples.task.may_be_unanswerable:
         raise UserError(
             f"every question of {examples.source} must have an answer",

@@ -221,6 +221,32 @@ def test_what_a_class_is(case, tmp_path):
     lines = [f"line {int(number) + 1}" for number in left_out]
     assert found.bad == [(line, "no label") for line in lines]
     assert len(found.examples) == len(cells) - len(lines)
+    # An array of objects holds the same.
+    path = write(tmp_path, "t.json", f"[{', '.join(rows)}]")
+    assert read_file("classification", path).examples == found.examples
+
+
+def test_similar_classes_are_warned_of(tmp_path, caplog):
+    cells = ["Pos", "pos", "1", "1.0", "True", "x"]
+    path = write(tmp_path, "t.csv", "text,label", *(f"a,{c}" for c in cells))
+    read_file("classification", path)
+    assert "SIMILAR NAMES: 1 and 1.0 and True; Pos and pos." in caplog.text
+
+
+def test_quotes_of_pandas_are_read_in_a_table_of_ones_own(tmp_path):
+    said = 'he said "no"'
+    quoted = '"he said ""no"""'
+    lines = ["text | label", "one | a", f"{quoted} | b", '"x\ty" | a']
+    path = write(tmp_path, "t.tsv", *lines)
+    found = read_file("classification", path)
+    assert [e.text for e in found.examples] == ["one", said, "x\ty"]
+    # Not all rows can be read so: a quotation mark is a character.
+    path = write(tmp_path, "t.tsv", *lines[:3], '"Sue" is ill. | b')
+    found = read_file("classification", path)
+    texts = [e.text for e in found.examples]
+    assert texts == ["one", quoted, '"Sue" is ill.']
+    write(tmp_path, "train.tsv", "sentence | label", f"{quoted} | 0", "a | 1")
+    assert read(tmp_path, "sst2", "train").examples[0].text == quoted
 
 
 def test_choices_are_columns_or_a_list(tmp_path):
@@ -289,6 +315,10 @@ REFUSED = [
     (*CHOICE_ROW, "a,b,c,d,1st", "number of a choice from 0, or a let.*'1st'"),
     (*CHOICE_ROW, "a,b,c,d,AB", "or a letter from A.*'AB'"),
     (*SPAN_ROW, "a,who?,a,second,0", "answer of .*, with a number as.*second"),
+    *(
+        (*SPAN_ROW, f"a,who?,a,0,{value}", f"1 or 0. Received: '{value}' in li")
+        for value in ("no", "", "2")
+    ),
     ("classification", "t.csv", "text,label", "a,1", "b,1", "two classes"),
     ("rte", "t.tsv", *TABLES["sst2"], r"sentence1.*line 2: no sentence1"),
     # CoLA has no header; the number of columns differs.
@@ -302,6 +332,16 @@ REFUSED = [
     ),
     ("classification", "t.parquet", "", r"end in .tsv, .csv, .jsonl or .json"),
     (*SQUAD_2, '{"data": [{"context_text": "a"}]}', "no 'paragraphs'. SQuAD "),
+    *(
+        ("classification", "t.jsonl", row, message)
+        for row, message in (
+            ('{"text": "a", "label": ["joy"]}', r"one name or number.*'joy'"),
+            ('{"text": "a", "label": {"b": 1}}', "one name or number"),
+            ('{"text": "a", "label": 1, "label": 2}', "more than once"),
+        )
+    ),
+    # Only the last one would be read.
+    ("classification", "t.csv", "text,text,label", *ROWS, "'text' more than"),
     # The rest of the file, up to the next mark, would be a part of a text.
     *(
         (
@@ -434,6 +474,18 @@ BAD = {
         *(row("x", label) for label in [True, False] * 5),
         *('{"text": "x", "pair": "b"}', [*map(str, range(10))], []),
         [("line 11", "no label")],
+    ),
+    # JSON can encode a surrogate, but it has no UTF-8.
+    "a surrogate": (
+        *("classification", "t.jsonl"),
+        row("\U0001f600", 1, note="\ud800"),  # no column of the task
+        *(row("\ud83d", 1), row("c", 0), ["0", "2"], []),
+        [("line 2", "unpaired surrogate U+D83D")],
+    ),
+    "a surrogate of SQuAD": (
+        *("squad_v1", "t.json"),
+        squad(entry(1, [("dog", 4)]), entry(2, [("\ud83d", 2)])),
+        *(["q1"], [], [("q2", "unpaired surrogate U+D83D")]),
     ),
     "a lost answer": (
         *("squad_v1", "t.json"),
