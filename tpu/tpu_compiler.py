@@ -133,7 +133,7 @@ def compile_program(
         build.exec_time_optimization_effort = -1.0
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-        jax_private.convert(module, hardware_bits=True)
+        jax_private.convert(module, hardware_bits=True, as_partitions=False)
         try:
             executable = devices[0].client.compile(
                 module,

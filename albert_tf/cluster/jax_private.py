@@ -8,6 +8,7 @@ these; the tests run with the oldest and the newest.
 import dataclasses
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -155,12 +156,15 @@ def _primitive() -> Any:
     return primitive
 
 
-def convert(module: Any, hardware_bits: bool) -> None:
+def convert(
+    module: Any, hardware_bits: bool, as_partitions: bool = True
+) -> None:
     """Rewrites what TensorFlow lowers otherwise than JAX's compilers need.
 
     1. Copies of updated variables: StableHLO has no such operation, so each is
        replaced by its operand.
-    2. Sums over replicas: JAX numbers the devices of a program globally.
+    2. Sums over replicas, with `as_partitions`: the devices of a function of
+       JAX are partitions of one program, numbered globally.
     3. Random bits, with `hardware_bits`: if a program does not choose a
        generator (ours never do), TensorFlow uses Philox on a CPU and the
        hardware's generator on a TPU, whose state is one number shorter.
@@ -169,12 +173,14 @@ def convert(module: Any, hardware_bits: bool) -> None:
     from jax._src.lib.mlir import ir
     from jax._src.lib.mlir.dialects import hlo
 
+    channels = itertools.count(1)
     for operation in list(_operations(module.operation)):
         if operation.name == "mhlo.copy":
             operation.results[0].replace_all_uses_with(operation.operands[0])
             operation.erase()
-        elif operation.name == "stablehlo.all_reduce":
-            operation.attributes["channel_handle"] = hlo.ChannelHandle.get(1, 1)
+        elif as_partitions and operation.name == "stablehlo.all_reduce":
+            channel = hlo.ChannelHandle.get(next(channels), 1)
+            operation.attributes["channel_handle"] = channel
             operation.attributes["use_global_device_ids"] = ir.UnitAttr.get()
         elif hardware_bits and operation.name == (
             "stablehlo.rng_bit_generator"

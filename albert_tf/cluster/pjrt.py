@@ -70,8 +70,11 @@ def make_strategy(
     try:
         several = cluster or config.strategy == "multi_worker"
         if several and not jax.distributed.is_initialized():
+            first, num_processes, index = cluster or (None, None, None)
             jax.distributed.initialize(
-                *(cluster or ()),
+                first,
+                num_processes,
+                index,
                 initialization_timeout=timeout_s,
                 heartbeat_timeout_seconds=timeout_s,
             )

@@ -11,7 +11,7 @@ from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 from albert_tf.runs.checkpoints import list_checkpoints, read_values
-from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.runs.log import read_metrics
 from albert_tf.training import evaluate, pjrt_steps
 from albert_tf.training.progress import TIMING_METRICS
 from albert_tf.training.train import train
@@ -63,71 +63,60 @@ def assert_equal(found, wanted, tolerance):
         )
 
 
+def train_by(runtime, config, run_dir):
+    """Trains, or continues a run; returns its results."""
+    changes = {"runtime": runtime, "output_dir": str(run_dir)}
+    assert train(config.replace(**changes)) == 0
+    return results(run_dir)
+
+
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_devices", "kind", "changes"),
-    [
-        (1, "tiny_records", {}),
-        (
-            4,
-            "tiny_dynamic_packed_records",
-            {
-                **tiny_run.PACKING,
-                "gradient_accumulation_steps": 2,
-                "optimizer": "adamw",
-                "remat": True,
-            },
-        ),
-    ],
-)
-def test_jax_trains_as_tensorflow_does(
-    num_devices, kind, changes, request, tmp_path
+def test_run_trains_and_continues_with_either_runtime(
+    tiny_records, tmp_path, capsys
 ):
-    records = request.getfixturevalue(kind)
-    runs = {}
-    for runtime in ("tensorflow", "pjrt"):
-        config = settings(
-            records,
-            tmp_path / runtime,
-            runtime=runtime,
-            num_logical_cpus=num_devices,
-            **changes,
-        )
-        assert train(config) == 0
-        runs[runtime] = results(tmp_path / runtime)
-    assert_equal(runs["pjrt"], runs["tensorflow"], 1e-6)
+    config = settings(tiny_records, tmp_path)
+    runs = {name: tmp_path / name for name in ("tensorflow", "pjrt")}
+    wanted, whole = (train_by(name, config, runs[name]) for name in runs)
+    assert_equal(whole, wanted, 1e-6)
 
-
-@pytest.mark.jax
-@pytest.mark.slow
-def test_run_continues_with_either_runtime(tiny_records, tmp_path, capsys):
-    config = settings(
-        tiny_records, tmp_path / "run", runtime="pjrt", num_logical_cpus=2
-    )
-    assert train(config) == 0
-    whole = results(tmp_path / "run")
-    for path in ("run/checkpoints/step-00000050", "run/best"):
-        shutil.rmtree(tmp_path / path)
-    shutil.copytree(tmp_path / "run", tmp_path / "tensorflow")
-
-    # The same weights and lines, to the last bit.
-    assert train(config) == 0
-    assert read_events(str(tmp_path / "run"))[-1]["event"] == "finish"
-    again = results(tmp_path / "run")
+    for run_dir in runs.values():
+        shutil.rmtree(run_dir / "checkpoints/step-00000050")
+        shutil.rmtree(run_dir / "best")
+    assert_equal(train_by("pjrt", config, runs["tensorflow"]), wanted, 1e-6)
+    again = train_by("pjrt", config, runs["pjrt"])
     assert again[0] == whole[0]
     for name, value in whole[1].items():
         np.testing.assert_array_equal(again[1][name], value)
-    evaluated = config.replace(mode="eval")
-    evaluate.evaluate_run(evaluated)
-    loss = [line for line in whole[0] if line["split"] == "eval"][-1]["loss"]
+
+    evaluate.evaluate_run(
+        config.replace(
+            mode="eval", runtime="pjrt", output_dir=str(runs["pjrt"])
+        )
+    )
+    loss = next(line for line in whole[0] if line["split"] == "eval")["loss"]
     assert f'"loss": {loss}' in capsys.readouterr().out
 
-    other = config.replace(
-        runtime="tensorflow", output_dir=str(tmp_path / "tensorflow")
+
+@pytest.mark.jax
+@pytest.mark.slow
+def test_replicas_train_as_those_of_tensorflow(
+    tiny_dynamic_packed_records, tmp_path
+):
+    config = settings(
+        tiny_dynamic_packed_records,
+        tmp_path,
+        **tiny_run.PACKING,
+        num_logical_cpus=2,
+        gradient_accumulation_steps=2,
+        optimizer="adamw",
+        remat=True,
     )
-    assert train(other) == 0
-    assert_equal(results(tmp_path / "tensorflow"), whole, 1e-6)
+    wanted, found = (
+        train_by(name, config, tmp_path / name)
+        for name in ("tensorflow", "pjrt")
+    )
+    assert_equal(found, wanted, 1e-6)
 
 
 @pytest.mark.jax
