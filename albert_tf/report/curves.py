@@ -78,7 +78,7 @@ PANELS = (
 )
 
 # Kind of event -> label in the legend, style of the line.
-MARKS = {
+MARKS: dict[str, tuple[str, Any]] = {
     "resume": ("restart", ":"),
     "rollback": ("rollback", "-"),
     "dropout": ("dropout switched", "--"),
@@ -185,7 +185,10 @@ def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunHistory]) -> None:
         for kind, (_, style) in MARKS.items():
             axes.vlines(
                 [e["step"] for e in run.events if e["event"] == kind],
-                *(0, 1, color, style),
+                0,
+                1,
+                colors=color,
+                linestyles=style,
                 linewidth=0.8,
                 alpha=0.6,
                 transform=axes.get_xaxis_transform(),
