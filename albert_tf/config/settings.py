@@ -43,7 +43,7 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 FORMER_SETTINGS = {
     *("clip_scope", "float32_score_gradients", "gcp_project", "tfds"),
     *("init_from_group0", "loop_seconds", "max_corrupt_records", "num_runs"),
-    *("muon_momentum", "muon_rest", "null_holdout_fraction", "on_bad_example"),
+    *("muon_momentum", "null_holdout_fraction", "on_bad_example"),
     *("on_corrupt_record", "peak_tflops", "plain_formulas", "tfds_data_dir"),
     *("recompute_logit_gradients", "tpu_zone"),
     # Published models have these, which the released code of

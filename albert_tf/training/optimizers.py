@@ -7,6 +7,7 @@ Muon of Keras stores two moments of each matrix. Here, the trainer reduces and
 clips the gradients, and the optimizer applies them.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
 
 # Decay rate of the mean of the gradients that Muon uses.
 MUON_MOMENTUM = 0.95
+# At this rate, a small model ends 0.4 nats above its best (docs/log.md).
+LARGE_MUON_RATE = 0.003
 
 # The matrices that Muon updates: those of attention and feed-forward layers.
 BLOCK_KERNELS = re.compile(r"encoder/.*_(attention|ffn)/\w+/kernel$")
@@ -203,7 +206,7 @@ class Lamb(AdamW):
 
 
 class Muon:
-    """Muon for the kernels of the blocks, AdamW for all other weights.
+    """Muon for the kernels of the blocks, AdamW or LAMB for all other weights.
 
     Muon updates the kernels of attention and feed-forward layer, which all
     layers of a group share. With gradient g, weights w of a matrix of r rows
@@ -217,8 +220,8 @@ class Muon:
     so that both need learning rates of the same size.
 
     Attributes:
-        slots: `"<variable path>/m"` of Muon's matrices, and the slots of
-            AdamW.
+        slots: `"<variable path>/m"` of Muon's matrices, and the slots of the
+            optimizer of all other variables.
 
     Reference:
         [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/);
@@ -227,7 +230,8 @@ class Muon:
 
     def __init__(self, config: OptimizerConfig) -> None:
         self._config = config
-        self._rest = AdamW(config)
+        name = config.muon_rest
+        self._rest = make_optimizer(dataclasses.replace(config, optimizer=name))
         # By their positions in the list of all variables.
         self._matrices: dict[int, keras.Variable] = {}
         self.slots: dict[str, tf.Variable] = {}
@@ -247,10 +251,18 @@ class Muon:
             self.slots[name] = _make_slot(name, variable.shape)
         self.slots |= self._rest.slots
         logging.info(
-            "Muon updates %d kernels of the blocks (%d parameters)",
+            "Muon updates %d kernels of the blocks (%d parameters), %s the "
+            "other weights",
             len(self._matrices),
             sum(math.prod(v.shape) for v in self._matrices.values()),
+            self._config.muon_rest,
         )
+        if self._config.learning_rate > LARGE_MUON_RATE:
+            logging.warning(
+                "learning_rate=%g IS LARGE FOR MUON: rates of AdamW's size, "
+                "such as 0.001, suit it",
+                self._config.learning_rate,
+            )
 
     def apply(
         self,
