@@ -214,9 +214,9 @@ class Run:
             if position.to_evaluate:
                 return self._stop_early()
         while position.step < last_step:
-            began_at, evaluated = position.step, False
-            self.progress.begin_loop(began_at)
-            if self.profiler.begin_loop(began_at):
+            evaluated = False
+            self.progress.begin_loop(position.step)
+            if self.profiler.begin_loop(position.step):
                 self.log_event("profile")
             boundary = self._next_boundary()
             try:
@@ -225,8 +225,7 @@ class Run:
                 self._explain_failed_step(error, boundary)
             if position.step < boundary:
                 return self._stop_early()
-            metrics = self._end_loop()
-            if metrics is None:
+            if not self._end_loop():
                 continue
             # Evaluate before saving: a run that resumes from this checkpoint
             # does not evaluate this step.
@@ -236,7 +235,7 @@ class Run:
                 training.save_checkpoints_steps, training.keep_every_n_steps
             ):
                 self.save()
-            self._log_changes(metrics)
+            self._log_changes()
             if position.to_evaluate or (stops and boundary < last_step):
                 return self._stop_early()
         return self._finish(evaluated)
@@ -273,10 +272,10 @@ class Run:
 
     # Metrics.
 
-    def _end_loop(self) -> dict[str, float] | None:
-        """Logs and returns the metrics since the last line.
+    def _end_loop(self) -> bool:
+        """Logs the metrics since the last line.
 
-        After divergence, returns to a checkpoint, and None.
+        After divergence, returns to a checkpoint, and False.
         """
         position = self.position
         rates = schedules.dropout_rates(position.step - 1, self.config)
@@ -288,7 +287,7 @@ class Run:
         divergence = self._find_divergence(metrics)
         if divergence:
             self._roll_back(divergence, metrics)
-            return None
+            return False
         lowest = position.lowest_loss
         position.lowest_loss = min(
             metrics["loss"], metrics["loss"] if lowest is None else lowest
@@ -299,7 +298,7 @@ class Run:
             self._meter.joules()
             self.progress.log(position.step, metrics)
             self.run_log.write("train", position.step, metrics)
-        return metrics
+        return True
 
     def _find_divergence(self, metrics: Mapping[str, float]) -> str:
         return find_divergence(
@@ -309,7 +308,7 @@ class Run:
             self.config.training,
         )
 
-    def _log_changes(self, metrics: Mapping[str, float]) -> None:
+    def _log_changes(self) -> None:
         """Logs scheduled changes after a loop."""
         step, config = self.position.step, self.config
         is_last = step == config.training.num_train_steps
