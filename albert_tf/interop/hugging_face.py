@@ -196,7 +196,9 @@ def _by_path(
             value = np.ascontiguousarray(
                 value.T if weight.transposed else value
             )
-        if not np.array_equal(arrays.setdefault(path, value), value):
+        other = arrays.setdefault(path, value)
+        # NaN is refused later, by another message.
+        if not np.array_equal(other, value, equal_nan=True):
             raise UserError(
                 f"{name} in {directory} must equal the other {path}: the two "
                 "are tied in albert_tf",
