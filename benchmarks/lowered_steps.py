@@ -3,15 +3,15 @@ r"""Train ALBERT on a machine with JAX and without TensorFlow, e.g. a lent GPU.
     python -m benchmarks.lowered_steps lower DIRECTORY   # here, with TensorFlow
     python -m benchmarks.lowered_steps run DIRECTORY     # there, with JAX only
 
-`lower` writes the steps of --runtime=pjrt, 2 MB in all, and the weights, the
-batch and the results of three steps of a small model by TensorFlow. `run`
-compares these first. Then it prints the speed of each step on the first device,
+`lower` writes the steps of --runtime=pjrt, and the weights, the batch and the
+results of three steps of a small model by TensorFlow. `run` compares these
+first. Then it prints the speed of each step on the first device,
 and its share of PEAK_TFLOPS, by default 989 for an H100 in bfloat16.
 """
 
 import dataclasses
-import gzip
 import json
+import lzma
 import os
 import pathlib
 import re
@@ -120,7 +120,7 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
             facts["results"].append(values["all"].numpy().tolist())
     path = directory / re.sub(r"\W+", "_", case.name)
     path.with_suffix(".json").write_text(json.dumps(facts))
-    path.with_suffix(".hlo.gz").write_bytes(gzip.compress(hlo))
+    path.with_suffix(".hlo.xz").write_bytes(lzma.compress(hlo, preset=1))
     np.savez_compressed(
         path.with_suffix(".npz"),
         **{
@@ -183,7 +183,7 @@ def _run(path: pathlib.Path, device: Any) -> bool:
         for name in ("updates", "results", "hardware_bits")
     )
     lowered = jax_private.Lowered(
-        gzip.decompress(path.with_suffix(".hlo.gz").read_bytes()),
+        lzma.decompress(path.with_suffix(".hlo.xz").read_bytes()),
         tuple(updates),
         tuple((tuple(shape), dtype) for shape, dtype in shapes),
         hardware,
