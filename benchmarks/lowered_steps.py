@@ -72,7 +72,11 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     from albert_tf.training.pretraining import Pretraining
 
     is_small = case.name == SMALL
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 400}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "vocab_size": 400,
+    }
     sizes |= {"intermediate_size": 64, "num_hidden_layers": 2}
     config = settings.PretrainingConfig(
         model=settings.ModelConfig(**(sizes if is_small else {})),
@@ -106,7 +110,7 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     }
     lowered = dataclasses.asdict(traced.lowered)
     hlo = lowered.pop("hlo")
-    facts = {
+    facts: dict[str, Any] = {
         "case": dataclasses.asdict(case),
         "lowered": lowered,
         "names": train_step.metric_names(config, objective),
@@ -121,17 +125,15 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     path = directory / re.sub(r"\W+", "_", case.name)
     path.with_suffix(".json").write_text(json.dumps(facts))
     path.with_suffix(".hlo.xz").write_bytes(lzma.compress(hlo, preset=1))
-    np.savez_compressed(
-        path.with_suffix(".npz"),
-        **{
-            f"{name}{number}": value
-            if is_small or name == "batch" or value.ndim < 1
-            # Weights of base need not be transferred: see `_values`.
-            else np.array(value.shape)
-            for name, values in parts.items()
-            for number, value in enumerate(values)
-        },
-    )
+    arrays: dict[str, Any] = {
+        f"{name}{number}": value
+        if is_small or name == "batch" or value.ndim < 1
+        # Weights of base need not be transferred: see `_values`.
+        else np.array(value.shape)
+        for name, values in parts.items()
+        for number, value in enumerate(values)
+    }
+    np.savez_compressed(path.with_suffix(".npz"), **arrays)
 
 
 def _batch(case: Case, config: Any, features: Any) -> dict[str, np.ndarray]:
@@ -221,7 +223,7 @@ def _run(path: pathlib.Path, device: Any) -> bool:
         vector.block_until_ready()
         seconds.append((time.monotonic() - began) / NUM_STEPS)
     step_s = statistics.median(seconds)
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     tokens = case.rows * case.length
     peak = float(os.environ.get("PEAK_TFLOPS", 989)) * 1e12
