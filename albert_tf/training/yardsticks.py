@@ -395,7 +395,7 @@ class LinearProbe(Yardstick):
         size = max(1, _BATCH_TOKENS // length)
         means = []
         for first in range(0, len(self._tokens), size):
-            part = self._tokens[first : first + size]
+            part = list(self._tokens[first : first + size])
             part += [[]] * (size - len(part))
             means.append(self._program(*join(part, length=length)).numpy())
         found = np.concatenate(means)[: len(self._tokens)]
