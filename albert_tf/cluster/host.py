@@ -26,7 +26,7 @@ class Host:
         stop: Request to stop, set by signals; None: nobody asks.
         watchdog: Ends the process if devices or other hosts do not answer.
         writes: Whether this process writes the run directory. In a training,
-            only the chief does.
+            only the chief does, which alone has a `RunLog`.
     """
 
     strategy: tf.distribute.Strategy

@@ -26,7 +26,9 @@ from albert_tf.records.features import features_to_read
 # Batches that the pipeline may have read ahead of the step that failed.
 READ_AHEAD_BATCHES = 64
 
-# Difference between the seeds of consecutive phases: 2^64 / golden ratio.
+# Difference between the seeds of consecutive phases: 2^64 / golden ratio. It is
+# also the step of the keyed random numbers, so phase p + 2 has the mask keys of
+# phase p two positions later; their examples differ. Kept, since runs resume.
 _GOLDEN = 0x9E3779B97F4A7C15
 
 

@@ -290,7 +290,7 @@ class BeamSpanHead(keras.layers.Layer):
 
         def end_logits(starts: tf.Tensor) -> tf.Tensor:
             """float32, `(batch, starts, length)`, for positions `starts`."""
-            scores = self._end_scores(hidden, starts, target)
+            scores = self._end_scores(hidden, starts)
             return scores + excluded[:, tf.newaxis]
 
         if true_starts is not None:
@@ -313,9 +313,7 @@ class BeamSpanHead(keras.layers.Layer):
         )
         return outputs
 
-    def _end_scores(
-        self, hidden: tf.Tensor, starts: tf.Tensor, target: ProgramTarget
-    ) -> tf.Tensor:
+    def _end_scores(self, hidden: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
         at_starts = tf.gather(hidden, starts, batch_dims=1)
         # The product with [token, start] is a sum of two products; so it is
         # computed once for each token and once for each start.

@@ -1,9 +1,10 @@
 """Detects the divergence of a run; plans and stores rollbacks.
 
-A rollback returns to the newest checkpoint and continues from there with the
-data that follows the point of divergence, as in the training of PaLM. It is
-stored in RUN/rollbacks.json, which each process reads at its start. The batch
-and the learning rate of a step are functions of the step and of this file.
+With `--on_divergence=rollback`, a run that diverges returns to its newest
+checkpoint and continues from there with the data that follows the point of
+divergence, as in the training of PaLM. Rollbacks are stored in
+RUN/rollbacks.json, which each process reads at its start. The batch and the
+learning rate of a step are functions of the step and of this file.
 
 Reference:
     [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), section 5.1.

@@ -174,9 +174,9 @@ class Run:
     Each iteration trains up to a boundary, the next step at which the host must
     act. Then it checks for divergence, logs, evaluates and saves.
 
-    After divergence, the run returns to its newest checkpoint and skips the
-    batches read since then, which the run directory lists for every later
-    process.
+    A divergence ends the run. With `--on_divergence=rollback`, the run returns
+    to its newest checkpoint instead and skips the batches read since then,
+    which the run directory lists for every later process.
 
     Args:
         evaluator: Evaluates the model; None without held-out records.
@@ -295,7 +295,7 @@ class Run:
         metrics |= self.progress.advance(position.times)
         position.clear_totals()
         if self.run_log:
-            self._meter.joules()
+            self._meter.joules()  # read often, before the counters overflow
             self.progress.log(position.step, metrics)
             self.run_log.write("train", position.step, metrics)
         return True
