@@ -26,6 +26,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
+from absl import logging
+
 from albert_tf.errors import UserError
 
 ValueT = TypeVar("ValueT")
@@ -51,6 +53,8 @@ FORMER_SETTINGS = {
     *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
     "num_memory_blocks",
 }
+# The values of those that affected the result, as training has them now.
+_FIXED = {"clip_scope": "global", "muon_momentum": 0.95}
 
 
 def setting(
@@ -296,6 +300,12 @@ class Config:
             )
         made: dict[str, Any] = {}
         for name, value in values.items():
+            if value != _FIXED.get(name, value):
+                logging.warning(
+                    "%s%s IS NO LONGER A SETTING: training goes on with %s, "
+                    "not %s",
+                    *(where, name, _FIXED[name], value),
+                )
             if name not in known:
                 continue
             field_type = known[name]
