@@ -93,6 +93,7 @@ _REFUSED_FORMATS = {
     b"PAR1": ("Parquet", _TO_JSON_LINES.format("parquet")),
     b"PK\x03\x04": ("a zip archive", "Unpack it with unzip."),
     b"%PDF-": ("PDF", "Extract its text, e.g. with pdftotext."),
+    b"{\\rtf": ("RTF", "Save it as plain text."),
 }
 
 _JSON_NAME = re.compile(

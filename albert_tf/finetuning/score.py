@@ -344,9 +344,22 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
     )
     path, task = config.predictions_file, examples.task
     if task.kind == QUESTION_ANSWERING:
+        answers = load_json(path)
+        wrong = [type(answers).__name__]
+        if isinstance(answers, dict):
+            wrong = [
+                f"{answer!r:.40} for {name}"
+                for name, answer in answers.items()
+                if not isinstance(answer, str)
+            ]
+        if wrong:
+            raise UserError(
+                f"{path} must be a JSON object with a text by question id",
+                received=name_faults(wrong),
+            )
         return score_answers(
             examples.examples,
-            load_json(path),
+            answers,
             may_be_unanswerable=task.may_be_unanswerable,
         )
     values = read_predictions(path, examples)

@@ -226,8 +226,16 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
     return held_out
 
 
-def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
+def check_held_out(
+    train: RecordSet, held_out: RecordSet, config: DataConfig
+) -> None:
     """Checks that the held-out set fits the training records.
+
+    Warns of other masks, whose loss reads as overfitting.
+
+    Args:
+        config: Decides the masks of records that are masked while they are
+            read.
 
     Raises:
         UserError: If a file is in both sets, possibly under different paths,
@@ -252,6 +260,16 @@ def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
             train.directory,
             held_out.directory,
         )
+    masks = config if train.masking == "dynamic" else train.metadata
+    for name in ("masked_lm_prob", "ngram"):
+        own, other = getattr(masks, name), getattr(held_out.metadata, name)
+        if own != other:
+            logging.warning(
+                "the losses of the run and of %s cannot be compared: their "
+                "masks have %s %s and %s. Build the held-out records with the "
+                "settings of the run",
+                *(held_out.directory, name, own, other),
+            )
 
 
 def _identities(records: RecordSet) -> dict[str, set[str]]:

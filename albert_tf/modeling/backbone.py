@@ -183,8 +183,11 @@ class LayerOutputs(NamedTuple):
     attentions: list[tf.Tensor]
 
 
+@keras.saving.register_keras_serializable("albert_tf")
 class AlbertBackbone(keras.layers.Layer):
     """Embeddings, encoder and pooler.
+
+    `keras.models.load_model` knows it once it is imported.
 
     Paths of variables begin with the backbone's name even inside another
     layer, so that a checkpoint fits every model built on the backbone.
@@ -249,8 +252,9 @@ class AlbertBackbone(keras.layers.Layer):
         position_ids: tf.Tensor | None = None,
         output_positions: tf.Tensor | None = None,
         cls_positions: tf.Tensor | None = None,
-        dropout: Dropout = NO_DROPOUT,
+        dropout: Dropout | None = None,
         target: ProgramTarget = DEFAULT_TARGET,
+        training: bool | None = None,
     ) -> BackboneOutputs:
         """Encodes a batch of sequences.
 
@@ -269,7 +273,18 @@ class AlbertBackbone(keras.layers.Layer):
                 position of the `[CLS]` of each example; 0 for an unused slot.
                 None for rows of one example.
             dropout: Dropout of the forward pass; sites count from 0.
+            training: Whether to apply the dropout of the config if `dropout` is
+                None; Keras passes it.
         """
+        if dropout is None:
+            dropout = NO_DROPOUT
+            if training:
+                limits = tf.int32.min, tf.int32.max
+                dropout = Dropout(
+                    self.config.hidden_dropout_prob,
+                    self.config.attention_probs_dropout_prob,
+                    tf.random.uniform([2], *limits, tf.int32),
+                )
         packed = cls_positions is not None
         if packed and position_ids is None:
             position_ids = restarted_positions(input_mask, cls_positions)
@@ -348,6 +363,22 @@ class AlbertBackbone(keras.layers.Layer):
             output_positions = tf.concat([cls_positions, output_positions], 1)
             before = 0
         return tf.pad(output_positions, [[0, 0], [before, after]])
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments of the constructor, as JSON values."""
+        return {
+            "config": self.config.to_dict(),
+            "dtype": self.dtype_policy.name,
+            "remat": self.encoder.remat,
+            "has_pooler": self.pooler is not None,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "AlbertBackbone":
+        """The inverse of `get_config`."""
+        model_config = ModelConfig.from_dict(config["config"])
+        return cls(**config | {"config": model_config})
 
 
 def restarted_positions(

@@ -82,7 +82,9 @@ class Pretraining(Objective):
             return None
         held_out = record_sets.find_held_out(self._config)
         for phase in data.phases if data else ():
-            record_sets.check_held_out(phase.records, held_out)
+            record_sets.check_held_out(
+                phase.records, held_out, self._config.data
+            )
         return held_out
 
     def record_format(self, records: RecordSet) -> RecordFormat:

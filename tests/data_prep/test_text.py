@@ -293,6 +293,7 @@ REFUSED = [
     ("a.txt", b"PK\x03\x04\x14", "zip archive.*unzip"),
     ("a.txt", "One a.\n".encode("utf-32"), "UTF-32.*iconv"),
     ("a", b"%PDF-1.7\nOne", "PDF.*pdftotext"),
+    ("a.txt", b"{\\rtf1\\ansi One.}", "RTF.*plain text"),
     ("a", b'<doc id="1" url="x">\nOne\n</doc>', "markup.*WikiExtractor --json"),
     ("a.xml", b'\xef\xbb\xbf<?xml version="1.0"?>\n<a>', "markup"),
     ("a", b"\n<!DOCTYPE html>\n", "markup.*--input_format=text"),

@@ -289,6 +289,19 @@ def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
         scores_of("qnli", QNLI, path)
 
 
+@pytest.mark.parametrize("found", [[0.3], None, 5])
+def test_an_answer_that_is_no_text_is_refused(tmp_path, found):
+    path = tmp_path / "p.json"
+    questions = read_examples(
+        TaskConfig(task="squad_v2", dev_file=SQUAD), "dev"
+    )
+    answers = {question.id: "a" for question in questions.examples}
+    for content in (answers | {questions.examples[-1].id: found}, [*answers]):
+        path.write_text(json.dumps(content))
+        with pytest.raises(UserError, match="a text by question id"):
+            scores_of("squad_v2", SQUAD, path)
+
+
 def test_a_prediction_that_is_no_number_is_refused(tmp_path):
     """With NaN, the correlation was 0.0."""
     data, predictions = tmp_path / "dev.csv", tmp_path / "p.tsv"

@@ -253,10 +253,27 @@ def test_records_that_do_not_fit_the_run_are_refused(
     with pytest.raises(UserError) as error:
         data = record_sets.find_training_data(config)
         found = record_sets.find_held_out(config)
-        record_sets.check_held_out(data.phases[0].records, found)
+        record_sets.check_held_out(data.phases[0].records, found, config.data)
     text = " ".join(str(error.value).split())
     for part in parts:
         assert part.format(**directories) in text
+
+
+@pytest.mark.parametrize(
+    ("train", "ngram", "warns"),
+    [("static", 1, False), ("dynamic", 3, False), ("dynamic", 1, True)],
+)
+def test_other_masks_of_the_held_out_records_give_a_warning(
+    request, tmp_path, caplog, train, ngram, warns
+):
+    """Of spans of up to three words, by the settings of masks made now."""
+    name = "tiny_records" if train == "static" else "tiny_dynamic_records"
+    records = request.getfixturevalue(name)
+    config = tiny_run.make_config(records, tmp_path, ngram=ngram)
+    data = record_sets.find_training_data(config)
+    found = record_sets.find_held_out(config)
+    record_sets.check_held_out(data.phases[0].records, found, config.data)
+    assert ("masks have ngram 1 and 3" in caplog.text) == warns
 
 
 def test_held_out_records_may_be_unpacked_and_of_another_objective(

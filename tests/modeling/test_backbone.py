@@ -12,7 +12,7 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.backbone import AlbertBackbone, Encoder
-from albert_tf.modeling.dropout import Dropout, Masks
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
 from albert_tf.modeling.models import AlbertPretrainer
 from tests.helpers import tiny_model
 
@@ -53,6 +53,55 @@ def test_initial_weights_are_drawn_in_an_order_that_does_not_change():
 def test_other_precisions_are_refused():
     with pytest.raises(UserError, match="float32 or mixed_bfloat16"):
         AlbertBackbone(CONFIG, dtype="bfloat16")
+
+
+def inputs():
+    batch = tiny_model.make_batch()
+    return [batch[k] for k in ("input_ids", "input_mask", "segment_ids")]
+
+
+def keras_model(backbone):
+    columns = [keras.Input((None,), dtype="int32") for _ in range(3)]
+    pooled = backbone(*columns).pooled_output
+    return keras.Model(columns, keras.layers.Dense(1)(pooled))
+
+
+def test_keras_trains_with_dropout_and_predicts_without():
+    """By its argument `training`; no dropout where the trainer says so."""
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5)
+    backbone = AlbertBackbone(config)
+    backbone.build()
+    model = keras_model(backbone)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    targets = np.ones((len(inputs()[0]), 1))
+    losses = {float(model.train_on_batch(inputs(), targets)) for _ in range(3)}
+    assert len(losses) == 3
+    tested = {float(model.test_on_batch(inputs(), targets)) for _ in range(3)}
+    assert len(tested) == 1
+    plain, explicit = (
+        backbone(*inputs(), **more).pooled_output.numpy()
+        for more in ({}, {"training": True, "dropout": NO_DROPOUT})
+    )
+    np.testing.assert_array_equal(plain, explicit)
+
+
+def test_keras_saves_and_loads_a_model_on_the_backbone(tmp_path):
+    """With its settings, none of which is the default."""
+    backbone = AlbertBackbone(
+        CONFIG, "mixed_bfloat16", remat=True, name="other"
+    )
+    backbone.build()
+    model = keras_model(backbone)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        loaded.predict_on_batch(inputs()), model.predict_on_batch(inputs())
+    )
+    settings = loaded.get_layer("other").get_config()
+    assert settings == backbone.get_config()
+    assert settings["remat"]
+    without = AlbertBackbone(CONFIG, has_pooler=False).get_config()
+    assert AlbertBackbone.from_config(without).pooler is None
 
 
 def test_other_backends_of_keras_are_refused_at_import():
