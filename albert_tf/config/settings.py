@@ -300,7 +300,7 @@ class Config:
             )
         made: dict[str, Any] = {}
         for name, value in values.items():
-            if value != _FIXED.get(name, value):
+            if name in _FIXED and value != _FIXED[name]:
                 logging.warning(
                     "%s%s IS NO LONGER A SETTING: training goes on with %s, "
                     "not %s",

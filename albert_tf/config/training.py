@@ -404,6 +404,12 @@ class TrainingConfig(Config, affects="nothing"):
     def check(self) -> None:
         self.dropout_phases()
         self.profiled_steps()
+        if set(self.output_dir) & set("*?[]\\"):
+            raise UserError(
+                "output_dir must not contain * ? [ ] or \\: TensorFlow reads "
+                "checkpoints by patterns",
+                received=self.output_dir,
+            )
 
     def held_out_objective(self) -> str:
         """The sentence objective of the records of `eval_input_file`."""

@@ -199,6 +199,8 @@ def test_files_that_are_wrong_are_named(name, tmp_path):
     suffix = SUFFIXES.get(name, "")
     unnamed, inputs = [], set()
     for number, (kind, make) in enumerate(FILES.items()):
+        if kind == "text" and name in ("corpus", "text"):
+            continue  # a text is read under any name
         path = tmp_path / f"{number}{kind}"
         make(path.with_name(path.name + suffix))
         inputs.update(tmp_path.iterdir())
