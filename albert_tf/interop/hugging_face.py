@@ -499,10 +499,13 @@ def read_task(
 
 def _read_labels(stored: Mapping[str, Any], path: str) -> tuple[str, ...]:
     """The names of the logits; transformers does not store its default."""
-    labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = stored.get("id2label")
     try:
+        if not labels:
+            number = stored.get("num_labels") or 2
+            labels = {str(i): f"LABEL_{i}" for i in range(number)}
         names = {int(number): str(name) for number, name in labels.items()}
-    except (AttributeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         raise UserError(
             f"id2label in {path} must be an object of names by number",
             received=json.dumps(labels)[:80],

@@ -239,6 +239,10 @@ QA, CLASSES = "question_answering", "classification"
         ({"id2label": {"3": "c", "1": "a", "2": "b"}}, ("a", "b", "c")),
         ({"id2label": {"0": "a", "2": "c", "10": "d"}}, ("a", "c", "d")),
         ({"id2label": {"0": 1, "1": 2, "2": 3}}, ("1", "2", "3")),
+        (
+            {"id2label": None, "num_labels": 3},
+            ("LABEL_0", "LABEL_1", "LABEL_2"),
+        ),
     ],
 )
 def test_labels_are_those_that_transformers_makes(tmp_path, config, labels):
