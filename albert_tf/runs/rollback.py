@@ -69,9 +69,21 @@ class Rollbacks:
 
     @classmethod
     def read(cls, run_dir: str) -> Self:
-        """Reads the rollbacks of a run; none if it has no such file."""
+        """Reads the rollbacks of a run; none if it has no such file.
+
+        Raises:
+            UserError: If the file is damaged.
+        """
         path = posixpath.join(run_dir, cls.FILE_NAME)
-        return cls(path, (Rollback(**r) for r in load_json_if_any(path) or ()))
+        try:
+            items = [Rollback(**item) for item in load_json_if_any(path) or ()]
+        except TypeError as error:
+            raise UserError(
+                f"{path} must hold the rollbacks of the run",
+                received=str(error),
+                remedy="Restore the file: the data of each step depends on it.",
+            ) from None
+        return cls(path, items)
 
     def __len__(self) -> int:
         return len(self._items)
