@@ -105,7 +105,7 @@ extras-test: $(VENV)/installed-extras
 	$(PYTEST) $(TESTS) -m "$(EXTRAS)" $(PYTEST_ARGS)
 
 BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
-    tests/finetuning/test_tpu_bridge.py tests/cluster/test_replicas.py
+    tests/finetuning/test_tpu_bridge.py
 
 SLICE_TESTS := $(BRIDGE_TESTS) tests/training/test_slice.py \
     tests/cluster/test_preemption.py tests/cluster/test_strategy.py
