@@ -1,6 +1,7 @@
 """Settings of the commands that prepare data."""
 
 import dataclasses
+import re
 from typing import Any
 
 from albert_tf.config import SENTENCE_OBJECTIVES, Config, setting
@@ -77,6 +78,17 @@ class CorpusConfig(Config):
         choices=("error", "replace", "skip"),
     )
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
+
+    def check(self) -> None:
+        super().check()
+        # sentencex breaks text of unknown codes as English.
+        if not re.fullmatch("[a-z]{2,3}", self.language):
+            raise UserError(
+                "language must be an ISO 639 code, two or three lower-case "
+                "letters",
+                received=repr(self.language),
+                remedy="For example, German is de.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -496,6 +496,12 @@ def test_language_decides_where_sentences_end():
     assert split([" ".join(sentences)], config) == sentences
 
 
+@pytest.mark.parametrize("language", ["", "DE", "de-DE", "german", "de\n"])
+def test_other_forms_of_language_codes_are_refused(language):
+    with pytest.raises(UserError, match=r"language must be .*two or three"):
+        CorpusConfig(language=language)
+
+
 def test_most_sentence_ends_of_real_text_are_found():
     """In a line of 1,990 sentences, 300,000 characters. As one window, 57 % of
     their ends are found."""

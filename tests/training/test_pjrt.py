@@ -193,6 +193,7 @@ def test_other_releases_of_jax_are_refused(version, monkeypatch):
 
 @pytest.mark.jax
 def test_too_many_devices_are_refused():
+    make_strategy(DistributionConfig(runtime="pjrt"))  # starts JAX
     with pytest.raises(UserError, match="must be set before JAX starts"):
         make_strategy(DistributionConfig(runtime="pjrt", num_logical_cpus=64))
 
