@@ -509,3 +509,10 @@ class PretrainingConfig(Config):
                     f"{name} needs --eval_input_file",
                     received="no evaluation records",
                 )
+        measures = self.training.eval_minimal_pairs or self.training.eval_probe
+        if measures and self.distribution.runtime == "pjrt":
+            raise UserError(
+                "eval_minimal_pairs and eval_probe need runtime=tensorflow",
+                received="pjrt",
+                remedy="Measure checkpoints by python -m albert_tf.evaluate.",
+            )

@@ -60,7 +60,7 @@ class Yardstick(abc.ABC):
 
 class _Pair(NamedTuple):
     paradigm: str
-    groups: dict[str, str]
+    groups: dict[str, Any]  # the row, with the names of the groups
     good: str
     bad: str
 
@@ -307,13 +307,14 @@ def _read_pairs(patterns: Sequence[str], pairs_per_file: int) -> list[_Pair]:
             try:
                 row = json.loads(line)
                 good, bad = row["sentence_good"], row["sentence_bad"]
-                assert isinstance(good, str) and isinstance(bad, str)
-            except (ValueError, KeyError, TypeError, AssertionError):
+            except (ValueError, KeyError, TypeError):
+                good = bad = None
+            if not (isinstance(good, str) and isinstance(bad, str)):
                 raise UserError(
                     f"line {number} of {path} must be a JSON object with the "
                     "texts sentence_good and sentence_bad",
                     received=line[:80],
-                ) from None
+                )
             name = os.path.basename(path).partition(".")[0]
             pairs.append(_Pair(row.get("UID", name), row, good, bad))
     if not pairs:
