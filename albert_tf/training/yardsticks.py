@@ -45,7 +45,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class Yardstick(abc.ABC):
-    """A measurement of a model, on data that it keeps in memory."""
+    """A measurement of one model, on data that it keeps in memory."""
 
     @abc.abstractmethod
     def measure(

@@ -119,7 +119,7 @@ def test_a_constant_scorer_is_at_chance(tmp_path):
 
 
 def test_the_command_measures_pairs_by_paradigm_and_a_probe(tmp_path, capsys):
-    # Which half of the alphabet begins a sentence is no secret to a model.
+    # The words of both classes are in all five parts of the file.
     words = ["apple", "bread", "cheese", "stone", "tower", "window"]
     rows = [
         f"I {verb} the {word}.,{words.index(word) < 3}\n"
