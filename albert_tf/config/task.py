@@ -181,8 +181,8 @@ class TaskConfig(ColumnsConfig):
         "",
         "Training file, instead of the official one in data_dir. Files of "
         "your own are .tsv, .csv or .jsonl with named columns; those of "
-        "question_answering also .json in the format of SQuAD. For race, a "
-        "directory.",
+        "question_answering also .json in the format of SQuAD; or a split of "
+        "TensorFlow Datasets, e.g. tfds:glue/rte:train. For race, a directory.",
     )
     dev_file: str = setting(
         "",

@@ -50,6 +50,7 @@ from albert_tf.finetuning.tasks import (
     find_task,
 )
 from albert_tf.io import files
+from albert_tf.io.datasets import open_dataset, read_elements
 from albert_tf.records.documents import Answer, Question
 
 _SQUAD_FORMAT = (
@@ -63,6 +64,9 @@ _MAX_MALFORMED = 0.1
 
 # JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+# How the name of a split of TensorFlow Datasets begins.
+_TFDS = "tfds:"
 
 # Cells that mean "no label".
 _NO_LABEL = ("", "nan", "-")
@@ -227,6 +231,8 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
 def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
     """The rows of a source, and the columns that make an example."""
     source, task = examples.source, examples.task
+    if source.startswith(_TFDS) and task.name in KINDS:
+        return task.splits[examples.split].columns, _read_tfds(source)
     is_json, is_span = source.endswith(".json"), task.kind == QUESTION_ANSWERING
     if task.layout == "squad" or (is_json and is_span):
         return SQUAD, _read_squad(source)
@@ -240,6 +246,8 @@ def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
     raise UserError(
         f"files of --task={task.name} must end in .tsv, .csv, .jsonl or .json",
         received=source,
+        remedy=f"A task of your own ({', '.join(KINDS)}) can also have "
+        f"{_TFDS}NAME:SPLIT.",
     )
 
 
@@ -465,6 +473,40 @@ def _read_race(directory: str) -> _Found:
                     )
                 ]
             yield from ((row["id"], row) for row in rows)
+
+
+def _read_tfds(source: str) -> _Found:
+    """Reads `tfds:NAME:SPLIT`; a class is given by its name."""
+    name, _, split = source.removeprefix(_TFDS).rpartition(":")
+    builder = open_dataset(name)
+    if split not in builder.info.splits:
+        raise UserError(
+            f"{_TFDS}{name} must be followed by :SPLIT",
+            received=source,
+            remedy=f"It has {', '.join(sorted(builder.info.splits))}.",
+        )
+    classes = {
+        column: feature.names
+        for column, feature in builder.info.features.items()
+        if hasattr(feature, "int2str")
+    }
+    for number, element in enumerate(read_elements(builder, split)):
+        values = {column: _plain(value) for column, value in element.items()}
+        for column, names in classes.items():  # -1: no label
+            if values[column] >= 0:
+                values[column] = names[values[column]]
+        yield f"example {number}", values
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's values as text, numbers, lists and dictionaries."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    for method in ("to_list", "tolist"):  # of ragged tensors, of arrays
+        value = getattr(value, method, lambda same=value: same)()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 # --- examples ----------------------------------------------------------------

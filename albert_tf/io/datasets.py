@@ -1,4 +1,4 @@
-"""Reads the datasets that --tfds and --tfds_data_dir name."""
+"""Reads prepared or downloadable datasets of TensorFlow Datasets."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def open_dataset(name: str, data_dir: str = "") -> Any:
             "or downloadable",
             received=f"{name}, {type(error).__name__}: {first_line(error)}",
             remedy="Prepare it on a machine with network access, and pass its "
-            "directory as --tfds_data_dir.",
+            "directory as --tfds_data_dir or TFDS_DATA_DIR.",
         ) from error
     return builder
 

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from albert_tf.config.task import TaskConfig
@@ -562,3 +563,63 @@ def test_examples_are_numbered_by_their_row(tmp_path, name, mark, end):
         ("1", " "),
         ("2", "b"),
     ]
+
+
+# --- TensorFlow Datasets -----------------------------------------------------
+
+
+@pytest.mark.tfds
+def test_splits_of_tensorflow_datasets_are_read_as_files_are(
+    tmp_path, monkeypatch
+):
+    import tensorflow_datasets as tfds
+
+    def store(name, features, **splits):
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name=name,
+            version="1.0.0",
+            data_dir=tmp_path,
+            features=tfds.features.FeaturesDict(features),
+            split_datasets={
+                split: list(enumerate(rows)) for split, rows in splits.items()
+            },
+        )
+
+    monkeypatch.setattr(
+        tfds.core.constants, "DATA_DIR", str(tmp_path), raising=True
+    )
+    text = tfds.features.Text()
+    store(
+        "rte_like",
+        {"a": text, "b": text, "label": tfds.features.ClassLabel(names="yn")},
+        train=[{"a": "Zoé", "b": "I", "label": i} for i in (1, 0)],
+        test=[{"a": "She", "b": "II", "label": -1}],
+    )
+    columns = {"text_column": "a", "text_pair_column": "b"}
+    task = "classification"
+    train = read_file(task, "tfds:rte_like:train", **columns)
+    assert train.task.labels == ("n", "y")
+    assert {e.label for e in train.examples} == {0, 1}
+    assert train.examples[0][:3] == ("0", "Zoé", "I")
+    test = read_file(task, "tfds:rte_like:test", "test", train.task, **columns)
+    assert test.examples == [("0", "She", "II", None)]
+    for source, message in (
+        ("tfds:rte_like:dev", r"followed by :SPLIT.*:dev. It has test, train"),
+        ("tfds:rte_lik:train", r"tfds must name.*rte_lik, .*TFDS_DATA_DIR"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_file(task, source, **columns)
+
+    answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
+    row = {"context": "It is red.", "question": "What?", "id": "q"}
+    store(
+        "squad_like",
+        {"id": text, "context": text, "question": text, "answers": answers},
+        train=[{**row, "answers": {"text": ["red"], "answer_start": [6]}}],
+    )
+    (question,) = read_file(
+        *("question_answering", "tfds:squad_like:train"),
+        **{"text_column": "context", "answer_column": "answers"},
+        id_column="id",
+    ).examples
+    assert (question.id, question.answers) == ("q", (Answer("red", 6),))
