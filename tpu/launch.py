@@ -30,6 +30,7 @@ by ALBERT_TPU_ZONE:
     --name=albert                  name of the slice and of the request
     --accelerator_type=v5litepod-8 version and size, e.g. v4-128 or v6e-8
     --libtpu_init_args=            flags of the TPU compiler on the hosts
+    --runtime=tensorflow           or pjrt: JAX trains, one process on each host
     --create_flags=--spot          further flags of `gcloud compute tpus
                                    queued-resources create`, e.g. --reserved or
                                    --service-account=ACCOUNT
@@ -37,8 +38,8 @@ by ALBERT_TPU_ZONE:
                                    scp
     --delete_when_done             delete the slice after training
 
-The flag files after -- are read for --accelerator_type and --libtpu_init_args,
-e.g. those of configs/hardware. Example:
+The flags and flag files after -- are read for --accelerator_type,
+--libtpu_init_args and --runtime. Example:
 
     python -m tpu.launch run --zone=us-west4-a --name=base -- \
         --flagfile=configs/pretrain/base_v2_125k.flags \
@@ -161,6 +162,10 @@ class Slice:
             if getattr(settings, name)
         ]
 
+    @property
+    def _uses_jax(self) -> bool:
+        return self.settings.runtime == "pjrt"
+
     def _tpus(self, *words: str, capture: bool = False) -> Done:
         command = ["gcloud", "compute", "tpus", *words, *self._place]
         return self._call(
@@ -181,9 +186,13 @@ class Slice:
         return self._connect("ssh", *words, capture=capture)
 
     def _host_command(self, *words: str) -> str:
-        flags = self.settings.libtpu_init_args
-        environment = ["env", f"LIBTPU_INIT_ARGS={flags}"] if flags else []
-        return shlex.join([*environment, "bash", ON_HOST, *words])
+        flags, environment = self.settings.libtpu_init_args, []
+        if flags:
+            environment.append(f"LIBTPU_INIT_ARGS={flags}")
+        if self._uses_jax:
+            environment.append("ALBERT_TPU_RUNTIME=pjrt")
+        command = ["env", *environment] if environment else []
+        return shlex.join([*command, "bash", ON_HOST, *words])
 
     def _on_host(self, worker: str, *words: str) -> int:
         return self._remote(worker, self._host_command(*words)).returncode
@@ -287,7 +296,7 @@ class Slice:
         copy = "scp", self._archive, f"{self.settings.name}:", "--worker=all"
         unpack = (
             "rm -rf albert_tf && mkdir albert_tf && tar -xzf "
-            f"albert_tf.tar.gz -C albert_tf && bash {ON_HOST} install"
+            "albert_tf.tar.gz -C albert_tf && " + self._host_command("install")
         )
         return (
             self._refuse_if_running()
@@ -310,11 +319,15 @@ class Slice:
         return self._serve_and("check")
 
     def _serve_and(self, *words: str) -> int:
-        """Starts the servers of all hosts, then the trainer on host 0."""
+        """Starts the servers of all hosts, then the trainer on host 0.
+
+        JAX needs no servers, and a trainer on each host.
+        """
+        where = "all" if self._uses_jax else "0"
         return (
             self._refuse_if_running()
             or self._on_host("all", "serve")
-            or self._on_host("0", *words, *self._training_flags)
+            or self._on_host(where, *words, *self._training_flags)
         )
 
     def describe_request(self) -> int:
@@ -498,9 +511,9 @@ class Run:
 
 
 def read_hardware(words: Iterable[str]) -> dict[str, str]:
-    """The slice and the compiler's flags among the flags of training.
+    """The slice, the compiler's flags and the runtime, of flags of training.
 
-    Also in their flag files. The trainer ignores these two.
+    Also in their flag files. The trainer ignores the first two.
     """
     with contextlib.chdir(ROOT):  # as on the hosts
         expanded = shipped.expand(words)
@@ -508,7 +521,7 @@ def read_hardware(words: Iterable[str]) -> dict[str, str]:
     return {
         name: value
         for name, _, value in flags
-        if name in ("accelerator_type", "libtpu_init_args")
+        if name in ("accelerator_type", "libtpu_init_args", "runtime")
     }
 
 
@@ -539,16 +552,24 @@ def parse(own: list[str], training_flags: list[str]) -> argparse.Namespace:
             received=settings.accelerator_type,
             remedy="Example: v5litepod-256.",
         )
+    if settings.runtime not in ("tensorflow", "pjrt"):
+        raise UserError(
+            "--runtime must be tensorflow or pjrt", received=settings.runtime
+        )
     # The server of tensorflow-tpu 2.20.0, start_grpc_tpu_worker, ends with a
     # KeyError on v6e; a slice of one host needs no server.
-    if version == "v6e" and size not in ("1", "4", "8"):
+    if (version, settings.runtime) == ("v6e", "tensorflow") and (
+        size not in ("1", "4", "8")
+    ):
         raise UserError(
             "tensorflow-tpu 2.20.0 has no server for v6e slices of several "
             "hosts",
             received=settings.accelerator_type,
-            remedy="Take v6e-8, or v5litepod or v5p.",
+            remedy="Take --runtime=pjrt, or v6e-8, v5litepod or v5p.",
         )
-    ours = vars(settings).keys() - {"accelerator_type", "libtpu_init_args"}
+    ours = vars(settings).keys() - {
+        *("accelerator_type", "libtpu_init_args", "runtime")
+    }
     for flag in training_flags:
         if flag.partition("=")[0].lstrip("-") in ours:
             raise UserError(

@@ -19,14 +19,18 @@
 # reaches the chips of every host, including host 0, through a server on that
 # host: start_grpc_tpu_worker, which is part of tensorflow-tpu. These servers
 # compile the program, so `serve` passes LIBTPU_INIT_ARGS on to them.
+#
+# With ALBERT_TPU_RUNTIME=pjrt, JAX trains, without servers, and `train` runs on
+# every host; `serve` ends what an earlier run has left on a host.
 set -euo pipefail
 
 code=$(cd "$(dirname "$0")/.." && pwd)
 state=${ALBERT_TPU_STATE_DIR:-$HOME/albert_tf_state}
 bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
+runtime=${ALBERT_TPU_RUNTIME:-tensorflow}
 log=$state/train.log
 port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
-server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
+grace_s=${ALBERT_TPU_GRACE_S:-10} # between SIGTERM and SIGKILL
 
 fail() {
   printf 'error: %s: %s\n' "$(hostname)" "$1" >&2
@@ -62,20 +66,24 @@ install() {
   # Ubuntu 22.04 has Python 3.10, which is too old; uv installs Python 3.11.
   [[ -x $uv ]] || python3 -m pip install --quiet --user uv==0.13.8
   "$uv" venv --quiet --clear --python 3.11 "${bin%/bin}"
-  # The pins of these two packages are for other extras than [tpu].
-  sed -E '/^(libtpu|tensorflow)==/d' "$code/constraints/tensorflow-2.20.txt" \
-    >"$code/constraints/tpu.txt"
+  local constraints=$code/constraints/tensorflow-2.21.txt extras=cpu,jax-tpu
+  if [[ $runtime == tensorflow ]]; then
+    # The pins of these two packages are for other extras than [tpu].
+    sed -E '/^(libtpu|tensorflow)==/d' "$code/constraints/tensorflow-2.20.txt" \
+      >"$code/constraints/tpu.txt"
+    constraints=$code/constraints/tpu.txt extras=tpu
+  fi
   "$uv" pip install --quiet --python "$bin/python" \
-    --constraint "$code/constraints/tpu.txt" --editable "${code}[tpu]"
+    --constraint "$constraints" --editable "${code}[$extras]"
   look
 }
 
-# Checks that the chips exist and, on a single host, that TensorFlow sees them.
-# On a slice, TensorFlow would start the TPU, which waits for all hosts.
+# Checks that the chips exist and, on a single host, that the runtime sees them.
+# On a slice, it would start the TPU, which waits for all hosts.
 look() {
   cd "$code"
   find_hosts
-  "$bin/python" - "${#addresses[@]}" <<'PYTHON'
+  "$bin/python" - "${#addresses[@]}" "$runtime" <<'PYTHON'
 import socket
 import sys
 
@@ -85,7 +93,11 @@ chips = devices.find_chips()
 print(f"{socket.gethostname()}: {len(chips)} chips: {', '.join(chips)}")
 if not chips:
     sys.exit("error: no TPU chip; see albert_tf/cluster/devices.py")
-if sys.argv[1] == "1":
+if sys.argv[1:] == ["1", "pjrt"]:
+    import jax
+
+    print(f"JAX {jax.__version__} sees {jax.devices('tpu')}")
+elif sys.argv[1] == "1":
     import tensorflow as tf
 
     seen = tf.config.list_physical_devices("TPU")
@@ -94,18 +106,19 @@ if sys.argv[1] == "1":
 PYTHON
 }
 
-# A server to which a program has connected ignores SIGTERM: TensorFlow's
-# coordination service installs a handler for it. So SIGKILL follows.
-stop_server() {
-  is_alive server || return 0
+# Ends program $1. A server to which a program has connected ignores SIGTERM:
+# TensorFlow's coordination service installs a handler for it. A trainer waits
+# for the others. So SIGKILL follows.
+end() {
+  is_alive "$1" || return 0
   local pid
-  pid=$(<"$state/server.pid")
+  pid=$(<"$state/$1.pid")
   kill "$pid" || true
-  if ! ends_within "$server_grace_s" server; then
+  if ! ends_within "$grace_s" "$1"; then
     kill -KILL "$pid" || true
-    ends_within 30 server ||
-      fail "start_grpc_tpu_worker, process $pid, must end at SIGKILL. Restart \
-the host: sudo reboot"
+    ends_within 30 "$1" ||
+      fail "the $1, process $pid, must end at SIGKILL. Restart the host: sudo \
+reboot"
   fi
 }
 
@@ -119,11 +132,15 @@ ends_within() {
 }
 
 serve() {
+  if [[ $runtime == pjrt ]]; then
+    end training
+    return
+  fi
   find_hosts
   ((${#addresses[@]} > 1)) || return 0
   mkdir -p "$state"
   # A server keeps the state of a program that has ended: replace it.
-  stop_server
+  end server
   # Set here, because start_grpc_tpu_worker would set these variables only after
   # it has loaded libtpu.
   local address id
@@ -158,9 +175,15 @@ serve() {
 }
 
 # Sets tpu_flags to the flags that select the TPU. On a slice, only the servers
-# load libtpu.
+# load libtpu; or JAX finds the other hosts itself.
 reach_tpu() {
   find_hosts
+  if [[ $runtime == pjrt ]]; then
+    export JAX_PLATFORMS=tpu,cpu # no training on CPUs if the TPU fails
+    tpu_flags=(--runtime=pjrt)
+    ((${#addresses[@]} == 1)) || tpu_flags+=(--strategy=multi_worker)
+    return
+  fi
   tpu_flags=(--strategy=tpu)
   ((${#addresses[@]} > 1)) || return 0
   export TPU_LOAD_LIBRARY=0
@@ -178,21 +201,22 @@ check() {
 train() {
   [[ $(status) != running ]] || fail 'training must not be running already'
   mkdir -p "$state"
-  rm -f "$state/exit_status" "$state/stopped" "$state/trainer.pid"
+  rm -f "$state/exit_status" "$state/stopped" "$state/training.pid"
   all_flags "$@" >"$state/flags"
   setsid nohup "$BASH" "$0" supervise "$@" >>"$log" 2>&1 </dev/null &
-  until [[ -s $state/trainer.pid ]]; do
+  until [[ -s $state/training.pid ]]; do
     kill -0 "$!" 2>/dev/null || {
       tail -n 20 "$log" >&2
       fail 'training must start'
     }
     sleep 0.1
   done
-  echo "training, process $(<"$state/trainer.pid"); log: $log"
+  echo "training, process $(<"$state/training.pid"); log: $log"
 }
 
 # Prints what decides whether two trainings have the same flags.
 all_flags() {
+  [[ $runtime == tensorflow ]] || set -- "--runtime=$runtime" "$@"
   printf '%q\n' "LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS-}" "$@"
 }
 
@@ -206,7 +230,7 @@ supervise() {
   reach_tpu
   cd "$code"
   "$bin/python" -m albert_tf.run_pretraining "${tpu_flags[@]}" "$@" &
-  echo "$!" >"$state/trainer.pid"
+  echo "$!" >"$state/training.pid"
   wait "$!" || result=$?
   echo "$result" >"$state/exit_status.partial"
   mv "$state/exit_status.partial" "$state/exit_status"
@@ -242,7 +266,7 @@ stop() {
   case $(status) in
   running)
     touch "$state/stopped"
-    kill "$(<"$state/trainer.pid")"
+    kill "$(<"$state/training.pid")"
     echo "$log reports when the checkpoint is saved"
     ;;
   exit*)

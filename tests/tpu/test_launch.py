@@ -175,6 +175,7 @@ def cloud(monkeypatch, tmp_path):
         (["create", "--colour=red"], 2, "unrecognized arguments: --colour=red"),
         (["create", "--accelerator_type=a100"], 1, "--accelerator_type must"),
         (["create", "--accelerator_type=v6e-16"], 1, "no server for v6e"),
+        (["create", "--runtime=jax"], 1, "must be tensorflow or pjrt"),
         (["start", "--", "--flagfile=no.flags"], 1, "--flagfile must be a"),
         (["start"], 1, "flags of run_pretraining must follow --"),
         (["start", "--", "--output_dir=/tmp/x"], 1, "--output_dir=gs://"),
@@ -281,6 +282,21 @@ def test_a_flag_file_has_the_slice_and_the_flags_of_its_compiler(
         *(["env"] * len(environment) + environment),
         *("bash", launch.ON_HOST, "train", *training, *TRAINING),
     ]
+
+
+@pytest.mark.parametrize("place", ["own", "training"])
+def test_jax_trains_in_a_process_of_each_host(cloud, place):
+    """Also on v6e, for which TensorFlow has no servers."""
+    own, training = (
+        ["--runtime=pjrt"] * (place == name) for name in ("own", "training")
+    )
+    kind = "--accelerator_type=v6e-16"
+    assert cloud.launch("run", kind, *own, "--", *training, *TRAINING) == 0
+    environment = "env ALBERT_TPU_RUNTIME=pjrt bash"
+    for verb in ("install", "serve", "train"):
+        (call,) = (c for c in cloud.calls if f"on_host.sh {verb}" in str(c))
+        assert "--worker=all" in call
+        assert f"{environment} {launch.ON_HOST} {verb}" in str(call)
 
 
 def test_the_code_must_be_a_checkout(cloud, capsys):
@@ -510,6 +526,7 @@ delete) rm requested ;;
 esac
 """
 UV = """#!/bin/bash
+echo "$@" >>~/installed
 [ "$1" != venv ] || { mkdir -p ~/albert_tf_venv/bin && cp ~/python $_; }
 """
 PYTHON = """#!/bin/bash
@@ -519,7 +536,19 @@ echo "$@" >>~/started
 
 
 @pytest.mark.slow
-def test_run_trains_on_a_host(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("words", "constraints", "extras", "flag"),
+    [
+        ([], "tpu.txt", "tpu", "--strategy=tpu"),
+        (
+            ["--runtime=pjrt"],
+            *("tensorflow-2.21.txt", "cpu,jax-tpu", "--runtime=pjrt"),
+        ),
+    ],
+)
+def test_run_trains_on_a_host(
+    tmp_path, monkeypatch, capsys, words, constraints, extras, flag
+):
     """With the real tpu/on_host.sh; uv and Python are replaced."""
     host = tmp_path / "host"
     for path, text in (
@@ -533,15 +562,19 @@ def test_run_trains_on_a_host(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(launch, "POLL_S", 0)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(host))
-    words = ["run", *PLACE, "--delete_when_done", "--", *TRAINING]
+    words = ["run", *PLACE, "--delete_when_done", *words, "--", *TRAINING]
     with MetadataServer.serve() as metadata:
         metadata.values["attributes/worker-network-endpoints"] = "a:b:10.0.0.2"
         monkeypatch.setenv("GCE_METADATA_HOST", metadata.host)
         assert launch.main(words) == 0
     assert "training is done" in capsys.readouterr().out
     assert (host / "started").read_text().splitlines() == [
-        f"-m albert_tf.run_pretraining --strategy=tpu {' '.join(TRAINING)}",
+        f"-m albert_tf.run_pretraining {flag} {' '.join(TRAINING)}",
     ]
+    code = host / "albert_tf"
+    *_, installed = (host / "installed").read_text().splitlines()
+    assert f"--constraint {code}/constraints/{constraints} " in installed
+    assert installed.endswith(f"--editable {code}[{extras}]")
     assert (host / "albert_tf" / "setup.py").exists()
     calls = (host / "calls").read_text().split()
     assert calls[-1] == "delete" and calls.count("create") == 1

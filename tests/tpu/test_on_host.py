@@ -228,9 +228,29 @@ def test_a_host_of_a_slice_runs_a_server(host, metadata, flags):
     assert {name: environment.get(name) for name in expected} == expected
     # A server that has been used ignores SIGTERM, and is replaced.
     wait_for((host.home / "used").exists)
-    host.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
+    host.environment["ALBERT_TPU_GRACE_S"] = "1"
     host("serve")
     assert len(host.served()) == 2
+
+
+@pytest.mark.slow
+def test_a_host_of_a_slice_trains_by_jax(host, metadata):
+    """Without a server; what an earlier run has left ends first."""
+    set_hosts(metadata, "10.0.0.2", "10.0.0.3")
+    host.environment["ALBERT_TPU_RUNTIME"] = "pjrt"
+    host.plan("wait", "0")
+    host.train()
+    assert host.trained() == [
+        *("", "", "-m", "albert_tf.run_pretraining"),
+        *("--runtime=pjrt", "--strategy=multi_worker", *TRAINING),
+    ]
+    host("serve")
+    assert host("status_of", *TRAINING) == "exit 143\nstep-7"
+    host.train()
+    assert host("status") == "exit 0"
+    assert not host.served()
+    del host.environment["ALBERT_TPU_RUNTIME"]
+    assert host("status_of", *TRAINING).startswith("other")
 
 
 @pytest.mark.slow
