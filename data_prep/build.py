@@ -27,7 +27,7 @@ import os
 import posixpath
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
+from data_prep.quality import find_fault
 from data_prep.segments import (
     EVAL,
     TEXT_FORM,
@@ -326,9 +327,13 @@ def make_unit(state: _State, task: tuple[str, str, list[list[str]]]) -> int:
         task: The path, a digest of the documents, and the documents.
     """
     path, digest, documents = task
+    refused: Counter[str] = Counter()
     by_split, piece_counts, skipped = make_examples(
-        documents, state.tokenizer, state.config
+        _select(documents, state.config, refused),
+        state.tokenizer,
+        state.config,
     )
+    skipped += refused
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, piece_counts.astype(np.uint32))
     note = {"skipped": skipped, "sha256": digest}
@@ -346,6 +351,17 @@ def make_unit(state: _State, task: tuple[str, str, list[list[str]]]) -> int:
         path, examples, np.concatenate([np.empty(0, np.int64), *shards])
     )
     return len(examples.headers)
+
+
+def _select(
+    documents: Iterable[list[str]], config: RecordsConfig, skipped: Counter[str]
+) -> Iterator[list[str]]:
+    """Yields the documents to use, and counts the others by reason."""
+    for lines in documents:
+        if config.quality_filter == "gopher" and (fault := find_fault(lines)):
+            skipped[f"documents refused by {fault}"] += 1
+        else:
+            yield lines
 
 
 def _sum_units(state: _State) -> BuiltRecords:

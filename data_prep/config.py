@@ -164,6 +164,8 @@ class TokenizerConfig(CorpusConfig):
 
 
 _PACKING_SETTINGS = ("packing", "max_examples_per_row")
+# Records that were built without these settings keep their digest.
+_LATER_SETTINGS = {"quality_filter": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +204,13 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         False,
         "Keep only one of several documents that are equal after "
         "normalisation.",
+    )
+    quality_filter: str = setting(
+        "none",
+        "gopher leaves out documents that are beyond Gopher's limits of "
+        "length, symbols or repetition, and counts them by rule; for languages "
+        "with spaces between words. See data_prep/quality.py.",
+        choices=("none", "gopher"),
     )
     short_seq_prob: float = setting(
         0.1,
@@ -282,7 +291,12 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     def result_settings(self) -> dict[str, Any]:
         """The settings that decide the examples; packing does not."""
         values = super().result_settings()
-        return {n: v for n, v in values.items() if n not in _PACKING_SETTINGS}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in _PACKING_SETTINGS
+            and value != _LATER_SETTINGS.get(name)
+        }
 
     def packing_settings(self) -> dict[str, Any]:
         """The settings that pack examples into rows."""
