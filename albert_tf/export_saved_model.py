@@ -15,10 +15,16 @@ Signatures that take text. Inputs are UTF-8 strings `text` and, for a pair,
     encode_text         -> sequence_output: float32, (batch, length, H)
     encode_text_pair       pooled_output: float32, (batch, H)
                            input_ids, input_mask: int32, (batch, length)
+    embed_text          -> embedding: float32, (batch, H)
+                           normalized_embedding: the same, of length 1
     fill_mask_text      -> top_pieces: string, (batch, masks, top_k)
                            top_probabilities: float32, (batch, masks, top_k)
     sentence_order_text_pair
                         -> in_order, swapped: float32, (batch,), probabilities
+
+An embedding is the mean of `sequence_output` over the tokens of a text. To
+compare texts by their meaning, use it, not `pooled_output`, which is trained to
+tell the order of passages.
 
 `length` is the number of tokens of the longest text of the batch, at most the
 `max_seq_length` of the run. Tokens beyond it are cut off; of a pair, the longer
@@ -34,6 +40,7 @@ except for ids.
     encode          input_ids, input_mask, segment_ids: (batch, length)
                     -> sequence_output, pooled_output, as above
     serving_default the same
+    embed           the same -> embedding, normalized_embedding, as above
     fill_mask       the same, and masked_lm_positions: (batch, predictions)
                     -> top_ids: int32, (batch, predictions, top_k)
                        top_log_probabilities: (batch, predictions, top_k)

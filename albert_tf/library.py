@@ -220,11 +220,16 @@ def embed(
     model: "AlbertPretrainer | AlbertForTask",
     tokenizer: Tokenizer,
     texts: str | Sequence[str],
+    normalize: bool = False,
 ) -> np.ndarray:
     """Embeddings of texts: the mean of the last hidden states of their tokens.
 
     Of a pretrained model, they compare texts better than `pooled_output`, which
     is trained to tell the order of passages.
+
+    Args:
+        normalize: Whether to divide each embedding by its length, so that a
+            product of two is the cosine of their angle.
 
     Returns:
         float32, `(texts, H)`.
@@ -238,4 +243,7 @@ def embed(
         mask = inputs.input_mask[..., np.newaxis].astype(np.float32)
         hidden = np.asarray(hidden, np.float32) * mask
         found.append(hidden.sum(1) / mask.sum(1))
-    return np.concatenate(found)
+    embeddings = np.concatenate(found)
+    if normalize:
+        embeddings /= np.linalg.norm(embeddings, axis=-1, keepdims=True)
+    return embeddings

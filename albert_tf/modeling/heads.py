@@ -132,6 +132,27 @@ class SentenceHead(keras.layers.Layer):
         return logits + self.output_bias
 
 
+def mean_of_tokens(
+    sequence_output: tf.Tensor, input_mask: tf.Tensor
+) -> tf.Tensor:
+    """The embedding of each text: the mean over its tokens, without padding.
+
+    Args:
+        sequence_output: Float, `(batch, length, H)`.
+        input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
+
+    Returns:
+        float32, `(batch, H)`.
+
+    Reference:
+        [Reimers and Gurevych, 2019](https://arxiv.org/abs/1908.10084).
+    """
+    mask = tf.cast(input_mask, tf.float32)[..., tf.newaxis]
+    total = tf.reduce_sum(tf.cast(sequence_output, tf.float32) * mask, axis=1)
+    # A record that only fills a batch has no tokens.
+    return total / tf.maximum(tf.reduce_sum(mask, axis=1), 1.0)
+
+
 # --- Heads of fine-tuned models -----------------------------------------------
 
 

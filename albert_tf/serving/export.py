@@ -30,6 +30,7 @@ from albert_tf.io.files import (
     new_directory,
     write_json,
 )
+from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records.features import (
     MASK_ID,
@@ -266,6 +267,31 @@ def _checked_ids(
         return tf.identity(input_ids)
 
 
+def _embed_signatures(
+    encode: Answer, tokenizer: TextTokenizer | None, max_seq_length: int
+) -> Signatures:
+    """The signatures that return an embedding of each text.
+
+    `encode` returns the `sequence_output` of ids, among others.
+    """
+
+    def embed(*packed: tf.Tensor) -> Outputs:
+        _, input_mask, _ = packed
+        hidden = encode(*packed)["sequence_output"]
+        embedding = mean_of_tokens(hidden, input_mask)
+        return {
+            "embedding": embedding,
+            "normalized_embedding": tf.math.l2_normalize(embedding, axis=-1),
+        }
+
+    signatures = {"embed": _signature(embed, _PACKED)}
+    if tokenizer:
+        signatures["embed_text"] = _from_texts(
+            embed, tokenizer, max_seq_length, "text"
+        )
+    return signatures
+
+
 # --- pretrained models -------------------------------------------------------
 
 
@@ -344,6 +370,7 @@ def make_signatures(
         "serving_default": encode_ids,
         "encode": encode_ids,
         "fill_mask": _signature(fill, [*_PACKED, *_ids("masked_lm_positions")]),
+        **_embed_signatures(forward, tokenizer, max_seq_length),
     }
     sentence = predict.SENTENCE_SIGNATURES.get(pretrainer.sentence_objective)
     if sentence:

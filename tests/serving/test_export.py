@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+import albert_tf
 from albert_tf.config import (
     ExportConfig,
     FinetuningConfig,
@@ -77,6 +78,8 @@ def test_signatures_of_ids_equal_the_model_in_memory(served, trained):
     pretrainer, inputs = trained[0], as_int32(batch)
     outputs = pretrainer.encode(inputs) | pretrainer(inputs)
     assert sorted(served.signatures) == [
+        "embed",
+        "embed_text",
         "encode",
         "encode_text",
         "encode_text_pair",
@@ -128,6 +131,21 @@ def test_signatures_of_text_answer_as_those_of_ids(served, trained, pairs):
         expected |= call(served, "sentence_order", batch)
     for name, values in answer.items():
         np.testing.assert_allclose(values, expected[name], atol=1e-5)
+
+
+def test_an_embedding_is_the_mean_of_the_tokens(served, trained):
+    """As `albert_tf.embed` returns it, for a batch with padding."""
+    texts = ["The cat sat.", "", "it is"]
+    answer = answer_as_served(served, "embed_text", {"text": texts})
+    for name, normalize in ("embedding", False), ("normalized_embedding", True):
+        expected = albert_tf.embed(*trained, texts, normalize)
+        np.testing.assert_allclose(answer[name], expected, atol=1e-5)
+    sizes = (
+        np.linalg.norm(expected, axis=1),
+        np.linalg.norm(answer["embedding"]),
+    )
+    np.testing.assert_allclose(sizes[0], 1, rtol=1e-6)
+    assert sizes[1] > 4
 
 
 def test_fill_mask_text_answers_as_fill_mask(served, trained):
