@@ -11,6 +11,7 @@ import functools
 import glob
 import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -65,7 +66,7 @@ def find(pattern: str, remote_directories: bool = False) -> list[str]:
             return [path for path in paths if not tf.io.gfile.isdir(path)]
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
-    matches = set(glob.glob(pattern, recursive=True))
+    matches = set(_glob(pattern))
     directory = os.path.dirname(pattern)
     if not matches and not glob.has_magic(directory):
         _check_directory(directory)
@@ -83,6 +84,31 @@ def hint_at_directory(pattern: str, names: str) -> str:
         return ""
     directory = found[0].rstrip("/")
     return f"{directory} is a directory: give a glob, e.g. {directory}/{names}."
+
+
+def _glob(pattern: str) -> Iterator[str]:
+    """As `glob.glob`, but `**` enters each directory once, whatever its links.
+
+    Two links to a parent directory would otherwise give 2^40 paths.
+    """
+    pattern = re.sub(r"/(\*\*/)+", "/**/", f"./{pattern}")
+    if pattern.endswith("/**"):
+        pattern += "/*"
+    top, found, rest = pattern.partition("/**/")
+    if not found:
+        yield from glob.iglob(pattern.removeprefix("./"))
+        return
+    entered = set()
+    for start in glob.iglob(top.removeprefix("./") or "/"):
+        for directory, names, _ in os.walk(start, followlinks=True):
+            real = os.path.realpath(directory)
+            if real in entered:
+                names.clear()
+                continue
+            entered.add(real)
+            names[:] = sorted(n for n in names if not n.startswith("."))
+            where = directory[2:] if start == "." else directory
+            yield from _glob(os.path.join(glob.escape(where), rest))
 
 
 def list_files(directory: str, pattern: str) -> list[str]:

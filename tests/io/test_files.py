@@ -82,15 +82,22 @@ def test_remote_files_go_through_tensorflow(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_two_asterisks_match_any_number_of_directories(tmp_path):
-    """Each file once, also if the pattern matches its path in several ways."""
-    (tmp_path / "a" / "b").mkdir(parents=True)
+def test_two_asterisks_match_any_number_of_directories(tmp_path, monkeypatch):
+    """Each file once, also with links to parent directories; none of .b."""
+    for name in ("a/b", ".b"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "up").symlink_to("..")
+        (tmp_path / name / "up_again").symlink_to("..")
+    (tmp_path / ".b" / "3.txt").touch()
     paths = [tmp_path / "0.txt", tmp_path / "a/1.txt", tmp_path / "a/b/2.txt"]
     for path in paths:
         path.touch()
     for pattern in ("**/*.txt", "**/**/*.txt", "**"):
         assert files.find(f"{tmp_path}/{pattern}") == [str(p) for p in paths]
     assert files.find(f"{tmp_path}/*/*.txt") == [str(paths[1])]
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("**/*.txt", "**"):
+        assert files.find(pattern) == ["0.txt", "a/1.txt", "a/b/2.txt"]
 
 
 def test_two_asterisks_are_refused_in_remote_patterns(tmp_path):
