@@ -35,6 +35,9 @@ README = re.sub(
 TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
 # Builds records with the workers of a cluster.
 DASK = ["distributed>=2024.8"]
+# Finds near-duplicates, and reads Parquet. Before version 2, datasketch made
+# other hashes.
+DATA = ["datasketch>=2,<3", "pyarrow>=15"]
 # As in albert_tf/cluster/jax_private.py.
 JAX = "jax>=0.10.2,<0.13"
 
@@ -110,11 +113,13 @@ setup(
         # declare it.
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "dask": DASK,
+        "data": DATA,
         "interop": ["torch>=2.4", "transformers>=4.46"],
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=2.20"],
         "test": [
             *DASK,
+            *DATA,
             "hypothesis>=6.100",
             "ipykernel>=6.29",  # with nbclient, runs the notebooks
             "mkdocs-material>=9.6",  # with mkdocstrings, makes the site

@@ -1,7 +1,8 @@
 """Builds the records of `python -m data_prep.build_tfrecords`.
 
 1. Each unit of work, a few MB of text, becomes a spill file of unmasked
-   examples.
+   examples. With --near_duplicates, it first becomes a file of sketches, which
+   decide about what is left out.
 2. The duplicate documents of each shard are counted, and their examples are
    written to additional spill files with other keys.
 3. Each shard is read from all spill files and written.
@@ -27,7 +28,7 @@ import os
 import posixpath
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from albert_tf.records.features import (
     sha256_of,
 )
 from albert_tf.records.tokenization import Tokenizer
+from data_prep import near_duplicates
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
 from data_prep.quality import find_fault
@@ -99,7 +101,10 @@ _TARGET_NUM_UNITS = 256
 _LARGEST_COPIES = 64 << 20
 
 # Kinds of spill files, each in a directory of its name.
-_UNITS, _DUPLICATES = "units", "duplicates"
+_SKETCHES, _UNITS, _DUPLICATES = "sketches", "units", "duplicates"
+
+NEAR_DOCUMENTS = "near-duplicate documents"
+NEAR_PARAGRAPHS = "near-duplicate paragraphs"
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
 
@@ -140,6 +145,8 @@ def build_records(config: RecordsConfig) -> None:
     # build must not mix them.
     versions = find_versions(config)
     versions["fonttools"] = importlib.metadata.version("fonttools")
+    if config.near_duplicates != "keep":
+        versions["datasketch"] = importlib.metadata.version("datasketch")
     key = sha256_of(json.dumps([inputs_sha256, digests, versions]).encode())
     scratch = os.path.join(find_scratch_parent(config), key)
     packing = config.packing_settings()
@@ -219,8 +226,12 @@ class _State(NamedTuple):
     shards: list[Shard]
     spilled: SpillFiles
 
-    def unit_path(self, unit: int) -> str:
-        return os.path.join(self.scratch, _UNITS, f"{unit:07d}.spill")
+    def unit_path(self, kind: str, unit: int) -> str:
+        return os.path.join(self.scratch, kind, f"{unit:07d}.spill")
+
+    def near_path(self, level: str) -> str:
+        """Path of the texts to leave out, by a value of `near_duplicates`."""
+        return os.path.join(self.scratch, f"near-{level}.npy")
 
     def spill_files(self, *kinds: str) -> list[str]:
         """Returns the spill files of some kinds, sorted."""
@@ -252,7 +263,10 @@ def _build_shards(
         *(config, state.vocabulary, state.scratch),
         dask_scheduler=config.dask_scheduler,
     ) as processes:
-        _make_units(state, sources, processes)
+        if config.near_duplicates != "keep":
+            _make_units(state, sources, processes, _SKETCHES, _sketch_unit)
+            _find_near_duplicates(state, processes)
+        _make_units(state, sources, processes, _UNITS, make_unit)
         built = _sum_units(state)
         _check_not_empty(config, built, sources)
         _judge_text(built, state.tokenizer)
@@ -264,7 +278,7 @@ def _build_shards(
                 built.duplicates[shard.split] += number
                 bar.update(1)
         begin_build(config.output_dir, unfinished)
-        # With --deduplicate, the total includes the dropped examples.
+        # Without duplicates, the total includes the dropped examples.
         num_examples = built.num_examples.total()
         with show_progress("writing shards", num_examples, "example") as bar:
             results = processes.map(_write_shard, range(len(state.shards)))
@@ -277,24 +291,32 @@ def _build_shards(
 # --- 1. units -----------------------------------------------------------------
 
 
+_UnitTask = tuple[str, str, list[list[str]]]
+
+
 def _make_units(
-    state: _State, sources: Mapping[Source, str], processes: Processes
+    state: _State,
+    sources: Mapping[Source, str],
+    processes: Processes,
+    kind: str,
+    make: Callable[[_State, _UnitTask], int],
 ) -> None:
-    """Writes the spill file of every unit."""
-    finished_path = os.path.join(state.scratch, "units.json")
+    """Writes the file of every unit of a kind."""
+    finished_path = os.path.join(state.scratch, f"{kind}.json")
     if files.exists(finished_path):
         return
     num_bytes = sum(source.num_bytes for source in sources)
     unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
     skipped: Counter[str] = Counter()
-    num_units = num_examples = 0
-    with show_progress("making examples", num_bytes) as bar:
+    num_units = num_made = 0
+    noun = "examples" if kind == _UNITS else kind
+    with show_progress(f"making {noun}", num_bytes) as bar:
         documents = read_documents(sources, state.config, bar.update, skipped)
 
-        def tasks() -> Iterator[tuple[str, str, list[list[str]]]]:
+        def tasks() -> Iterator[_UnitTask]:
             nonlocal num_units
             for unit in group_by_size(documents, unit_size):
-                path = state.unit_path(num_units)
+                path = state.unit_path(kind, num_units)
                 # An interrupted build may have read other text.
                 digest = sha256_of("\n\n".join(map("\n".join, unit)).encode())
                 if not (
@@ -304,10 +326,10 @@ def _make_units(
                     yield path, digest, unit
                 num_units += 1
 
-        for made in processes.map(make_unit, tasks()):
-            num_examples += made
-            bar.set_postfix(examples=num_examples, refresh=False)
-    for path in state.spill_files(_UNITS)[num_units:]:
+        for made in processes.map(make, tasks()):
+            num_made += made
+            bar.set_postfix({noun: num_made}, refresh=False)
+    for path in state.spill_files(kind)[num_units:]:
         files.remove(path)  # of other text that an interrupted build read
     files.write_text(
         finished_path, json.dumps({"units": num_units, "skipped": skipped})
@@ -320,7 +342,7 @@ def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
     return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
 
 
-def make_unit(state: _State, task: tuple[str, str, list[list[str]]]) -> int:
+def make_unit(state: _State, task: _UnitTask) -> int:
     """Writes the spill file of a unit, and returns its number of examples.
 
     Args:
@@ -328,10 +350,11 @@ def make_unit(state: _State, task: tuple[str, str, list[list[str]]]) -> int:
     """
     path, digest, documents = task
     refused: Counter[str] = Counter()
+    selected = list(_select(documents, state.config, refused))
+    if state.config.near_duplicates != "keep":
+        selected = list(_drop_repeats(selected, state, refused))
     by_split, piece_counts, skipped = make_examples(
-        _select(documents, state.config, refused),
-        state.tokenizer,
-        state.config,
+        selected, state.tokenizer, state.config
     )
     skipped += refused
     with files.atomic_write(path + ".token_counts.npy") as file:
@@ -362,6 +385,68 @@ def _select(
             skipped[f"documents refused by {fault}"] += 1
         else:
             yield lines
+
+
+def _drop_repeats(
+    documents: Iterable[list[str]], state: _State, skipped: Counter[str]
+) -> Iterator[list[str]]:
+    """Yields what `_find_near_duplicates` leaves of documents."""
+    path = state.near_path(state.config.near_duplicates)
+    dropped = np.load(path, mmap_mode="r")
+    for lines in documents:
+        if kept := near_duplicates.drop(lines, dropped):
+            skipped[NEAR_PARAGRAPHS] += len(lines) - len(kept)
+            yield kept
+        else:
+            skipped[NEAR_DOCUMENTS] += 1
+
+
+def _sketch_unit(state: _State, task: _UnitTask) -> int:
+    """Writes the sketches of a unit, and returns their number."""
+    path, digest, documents = task
+    table = near_duplicates.sketch(
+        list(_select(documents, state.config, Counter())),
+        state.config.near_duplicates == "paragraphs",
+    )
+    files.write_text(path + ".json", json.dumps({"sha256": digest}))
+    with files.atomic_write(path) as file:
+        np.save(file, table)
+    return table.shape[1]
+
+
+def _find_near_duplicates(state: _State, processes: Processes) -> None:
+    """Writes the file of the texts to leave out."""
+    if files.exists(state.near_path(state.config.near_duplicates)):
+        return
+    tables = state.spill_files(_SKETCHES)
+    total = sum(np.load(path, mmap_mode="r").shape[1] for path in tables)
+    parts = near_duplicates.count_parts(total)
+    levels = ["documents", "paragraphs"]
+    levels = levels[: levels.index(state.config.near_duplicates) + 1]
+    dropped = np.empty((2, 0), np.uint64)
+    for level in levels:
+        tasks = [
+            (level, band, (part, parts))
+            for band in range(near_duplicates.BANDS)
+            for part in range(parts)
+        ]
+        with show_progress(f"comparing {level}", len(tasks), "part") as bar:
+            for repeats in processes.map(_find_repeats, tasks):
+                dropped = near_duplicates.merge(dropped, repeats)
+                bar.update(1)
+        with files.atomic_write(state.near_path(level)) as file:
+            np.save(file, dropped)
+
+
+def _find_repeats(
+    state: _State, task: tuple[str, int, tuple[int, int]]
+) -> np.ndarray:
+    level, band, part = task
+    dropped = None
+    if level == "paragraphs":
+        dropped = np.load(state.near_path("documents"), mmap_mode="r")
+    tables = state.spill_files(_SKETCHES)
+    return near_duplicates.find_repeats(tables, band, part, dropped)
 
 
 def _sum_units(state: _State) -> BuiltRecords:
@@ -442,7 +527,7 @@ def _move_duplicates(state: _State, shard: int) -> int:
         duplicates = headers[count_earlier_equals(headers) > 0]
         num_examples += len(duplicates)
         num_documents += int(duplicates["opens_document"].sum())
-    if num_examples and not state.config.deduplicate:
+    if num_examples and not state.config.drops_duplicates:
         parts = state.spilled.read_shard(units, shard)
         for number, examples in enumerate(parts):
             occurrences = count_earlier_equals(examples.headers)
@@ -469,8 +554,8 @@ def _write_shard(state: _State, number: int) -> ShardResult:
     if finished is not None:
         return finished
     paths = state.spill_files(_UNITS, _DUPLICATES)
-    # Duplicates are dropped here: unless --deduplicate is set, other spill
-    # files have them with other keys.
+    # Duplicates are dropped here: if they are kept, other spill files have
+    # them with other keys.
     unique = (
         part.take(np.flatnonzero(count_earlier_equals(part.headers) == 0))
         for part in state.spilled.read_shard(paths, number)

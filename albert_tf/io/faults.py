@@ -57,6 +57,8 @@ _EXTRAS = {
     "tensorflow": "cpu",  # or gpu, tpu
     "tensorflow_datasets": "tfds",
     "distributed": "dask",
+    "datasketch": "data",
+    "pyarrow": "data",
     "torch": "interop",
     "transformers": "interop",
 }

@@ -6,6 +6,8 @@ import math
 import pytest
 
 from albert_tf.records.features import read_metadata
+from data_prep import near_duplicates
+from data_prep.build import NEAR_DOCUMENTS, NEAR_PARAGRAPHS
 from data_prep.quality import LIMITS, find_fault
 from data_prep.segments import EVAL, TRAIN
 from tests.helpers.small_builds import build, read_files
@@ -81,6 +83,19 @@ DOCUMENTS = {
 }
 
 
+def assert_same_shards(one, other, split):
+    """Metadata differ."""
+    assert {
+        name: content
+        for name, content in read_files(one / split).items()
+        if name.endswith(".tfrecord")
+    } == {
+        name: content
+        for name, content in read_files(other / split).items()
+        if name.endswith(".tfrecord")
+    }
+
+
 @pytest.mark.parametrize("rule", LIMITS)
 def test_documents_beyond_a_limit_are_refused(rule):
     allowed, refused = DOCUMENTS[rule]
@@ -98,11 +113,46 @@ def test_a_filtered_build_has_the_records_of_the_other_documents(
     path.write_text(mixed, encoding="utf-8")
     out = build(tmp_path / "out", path, quality_filter="gopher", num_workers=2)
     for split in (TRAIN, EVAL):
-        found, expected = read_files(out / split), read_files(built / split)
-        assert [*found] == [*expected]
-        for name, content in expected.items():
-            assert not name.endswith(".tfrecord") or found[name] == content
+        assert_same_shards(out, built, split)
     skipped = read_metadata(str(out / TRAIN)).skipped
     assert skipped == read_metadata(str(built / TRAIN)).skipped | {
         f"documents refused by {rule}": 1 for rule in DOCUMENTS
     }
+
+
+def change(text, positions):
+    """Replaces some words."""
+    words = text.split(" ")
+    for position in positions:
+        words[position] = "other"
+    return " ".join(words)
+
+
+def test_one_of_near_duplicates_stays(documents, tmp_path, monkeypatch):
+    """In any order, by any number of workers, in one part or several."""
+    first, second, third, fourth, fifth, *_ = documents
+    paragraphs = [n for n in fifth.split("\n") if n.count(" ") > 25][:4]
+    short = [n for n in fifth.split("\n") if n.count(" ") < 18][:3]
+    texts = [
+        *documents,
+        first.upper(),
+        change(second, [40]),
+        change(third, range(0, third.count(" "), 4)),  # no 5-gram is equal
+        fourth,
+        "\n".join([*LINES, *short, *(change(p, [-1]) for p in paragraphs)]),
+    ]
+    settings = {"near_duplicates": "paragraphs"}
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    one = build(tmp_path / "1", tmp_path / "a.txt", num_workers=3, **settings)
+    (tmp_path / "b.txt").write_text("\n\n".join(texts[::-1]))
+    monkeypatch.setattr(near_duplicates, "_LARGEST_PART", 1000)
+    other = build(tmp_path / "2", tmp_path / "b.txt", **settings)
+
+    number = 0
+    for split in (TRAIN, EVAL):
+        assert_same_shards(one, other, split)
+        metadata = read_metadata(str(one / split))
+        number += metadata.num_documents
+        assert metadata.skipped[NEAR_DOCUMENTS] == 2
+        assert metadata.skipped[NEAR_PARAGRAPHS] == 4
+    assert number == len(documents) + 2
