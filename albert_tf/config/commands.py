@@ -48,6 +48,11 @@ class ExportConfig(Config):
         "New directory to write the SavedModel to, local or gs://, e.g. "
         "build/demo/saved_model.",
     )
+    num_layers: tuple[str, ...] = setting(
+        (),
+        "Number of layers to apply, for a model whose layers share all weights "
+        "in one group, e.g. 3. Empty: as in training.",
+    )
     checkpoint_step: int = setting(
         0,
         "Step of the checkpoint to export, in checkpoints/ or best/ of the "
@@ -82,6 +87,20 @@ class ExportConfig(Config):
     )
 
     def check(self) -> None:
+        if not all(
+            depth.isdecimal() and int(depth) for depth in self.num_layers
+        ):
+            raise UserError(
+                "num_layers must be positive whole numbers",
+                received=",".join(self.num_layers),
+                remedy="Example: --num_layers=3",
+            )
+        if len(self.num_layers) > 1:
+            raise UserError(
+                "num_layers must be one number for a SavedModel",
+                received=",".join(self.num_layers),
+                remedy="Export once for each.",
+            )
         with contextlib.suppress(ValueError):
             if math.isfinite(float(self.null_threshold or 0)):
                 return

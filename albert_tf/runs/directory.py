@@ -407,17 +407,21 @@ def check_finite(arrays: Mapping[str, np.ndarray], source: str) -> None:
 
 
 def load_run(
-    run_dir: str, step: int = 0
+    run_dir: str, step: int = 0, **changes: Any
 ) -> tuple[PretrainingConfig, AlbertPretrainer | AlbertForTask, int]:
     """Loads the trained model of a run.
 
     Its variables are created in the current scope of tf.distribute.
 
+    Args:
+        changes: Settings that differ from those of training, e.g.
+            `precision="float32"`.
+
     Returns:
-        The run's configuration, the model, and the checkpoint's step; see
+        The changed configuration, the model, and the checkpoint's step; see
         `restore_model`.
     """
-    config = load_config(run_dir)
+    config = load_config(run_dir).replace(**changes)
     precision = config.distribution.precision
     model: AlbertPretrainer | AlbertForTask
     if isinstance(config, FinetuningConfig):

@@ -8,7 +8,7 @@ import functools
 import math
 import posixpath
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -40,6 +40,7 @@ from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
     RECORDS_METADATA_FILE,
+    load_config,
     load_run,
     null_threshold,
 )
@@ -78,7 +79,61 @@ def export(config: ExportConfig) -> None:
 
 def _export(config: ExportConfig, directory: str) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
-    run, model, step = load_run(config.run_dir, config.checkpoint_step)
+    loaded = load(config, **depth(config))
+    model, run, tokenizer = loaded.model, loaded.run, loaded.tokenizer
+    text_tokenizer = None
+    # For question answering, the client tokenizes.
+    asks_client = predict.QUESTION_ANSWERING in loaded.serving
+    if tokenizer and config.text_signatures and not asks_client:
+        text_tokenizer = TextTokenizer(
+            loaded.vocabulary, tokenizer.do_lower_case
+        )
+    if isinstance(model, AlbertForTask):
+        assert isinstance(run, FinetuningConfig)
+        signatures = make_task_signatures(model, run, text_tokenizer)
+    else:
+        length = run.data.max_seq_length
+        signatures = make_signatures(
+            model, config.top_k, length, text_tokenizer
+        )
+    module = tf.Module()
+    # Only the variables: a Keras layer would be traced a second time.
+    module.model_variables = model_variables(model)
+    # Holds the SentencePiece model, a resource of the graph.
+    module.text_tokenizer = text_tokenizer
+
+    tf.saved_model.save(module, directory, signatures=signatures)
+    write_assets(loaded, posixpath.join(directory, predict.ASSETS_DIR))
+    return loaded.step
+
+
+class LoadedRun(NamedTuple):
+    """A run to export.
+
+    Attributes:
+        run: Its settings; `max_seq_length` is that of the export.
+        vocabulary: Path of the SentencePiece model.
+        tokenizer: The vocabulary; None if it is missing and not needed.
+        serving: The content of serving.json.
+    """
+
+    run: PretrainingConfig
+    model: AlbertPretrainer | AlbertForTask
+    step: int
+    vocabulary: str
+    tokenizer: Tokenizer | None
+    serving: dict[str, Any]
+
+
+def load(config: ExportConfig, **changes: Any) -> LoadedRun:
+    """Loads and checks the run that `config` names; see `export`.
+
+    Args:
+        changes: Settings that differ from those of training.
+    """
+    run, model, step = load_run(
+        config.run_dir, config.checkpoint_step, **changes
+    )
     run = run.replace(max_seq_length=_length_of_texts(config, run))
     if config.top_k > run.model.vocab_size:
         raise UserError(
@@ -99,32 +154,32 @@ def _export(config: ExportConfig, directory: str) -> int:
     if tokenizer:
         values = tokenizer.kind, tokenizer.do_lower_case, tokenizer.sha256
         serving |= dict(zip(_OF_VOCABULARY, values, strict=True))
-    text_tokenizer = None
-    asks_client = predict.QUESTION_ANSWERING in serving  # for its text
-    if tokenizer and config.text_signatures and not asks_client:
-        text_tokenizer = TextTokenizer(vocabulary, tokenizer.do_lower_case)
-    if isinstance(model, AlbertForTask):
-        assert isinstance(run, FinetuningConfig)
-        signatures = make_task_signatures(model, run, text_tokenizer)
-    else:
-        length = run.data.max_seq_length
-        signatures = make_signatures(
-            model, config.top_k, length, text_tokenizer
-        )
-    module = tf.Module()
-    # Only the variables: a Keras layer would be traced a second time.
-    module.model_variables = model_variables(model)
-    # Holds the SentencePiece model, a resource of the graph.
-    module.text_tokenizer = text_tokenizer
+    return LoadedRun(run, model, step, vocabulary, tokenizer, serving)
 
-    tf.saved_model.save(module, directory, signatures=signatures)
-    path = functools.partial(posixpath.join, directory, predict.ASSETS_DIR)
+
+def write_assets(loaded: LoadedRun, directory: str) -> None:
+    """Writes what a client needs: architecture, description, vocabulary."""
+    path = functools.partial(posixpath.join, directory)
     tf.io.gfile.makedirs(path(""))
-    write_json(path("albert_config.json"), run.model.to_dict())
-    write_json(path(predict.SERVING_FILE), serving)
-    if tokenizer:
-        tf.io.gfile.copy(vocabulary, path(TOKENIZER_FILE))
-    return step
+    write_json(path("albert_config.json"), loaded.run.model.to_dict())
+    write_json(path(predict.SERVING_FILE), loaded.serving)
+    if loaded.tokenizer:
+        tf.io.gfile.copy(loaded.vocabulary, path(TOKENIZER_FILE))
+
+
+def depth(config: ExportConfig, index: int = 0) -> dict[str, int]:
+    """The change of the architecture by an entry of `num_layers`; or none."""
+    if not config.num_layers:
+        return {}
+    model = load_config(config.run_dir).model
+    if model.parameter_sharing != "all" or model.num_hidden_groups > 1:
+        raise UserError(
+            "num_layers needs a model whose layers share all weights",
+            received=f"parameter_sharing={model.parameter_sharing} in "
+            f"{model.num_hidden_groups} groups",
+            remedy="Omit --num_layers.",
+        )
+    return {"num_hidden_layers": int(config.num_layers[index])}
 
 
 def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -264,6 +265,28 @@ def test_the_step_can_be_chosen_and_no_export_is_replaced(run_dir, tmp_path):
     np.testing.assert_allclose(biases, [bias], rtol=1e-6)
 
 
+def test_layers_that_share_their_weights_are_applied_as_often_as_asked(
+    run_dir, served, tmp_path
+):
+    """As in a run that was trained with this number of layers."""
+    shallow = tmp_path / "run"
+    shutil.copytree(run_dir, shallow)
+    config = load_config(str(shallow)).replace(num_hidden_layers=2)
+    write_config(str(shallow), config)
+    outputs = []
+    for name, source, layers in ("a", run_dir, ("2",)), ("b", shallow, ()):
+        where = {"run_dir": str(source), "export_dir": str(tmp_path / name)}
+        export(ExportConfig(**where, num_layers=layers, text_signatures=False))
+        model = tf.saved_model.load(str(tmp_path / name))
+        outputs.append(call(model, "encode", make_batch(2, 5)))
+    found, expected = (found["sequence_output"].numpy() for found in outputs)
+    np.testing.assert_array_equal(found, expected)
+    other = call(served, "encode", make_batch(2, 5))["sequence_output"]
+    assert np.abs(found - other).max() > 0.1
+    note = tmp_path / "a/assets.extra/albert_config.json"
+    assert json.loads(note.read_text())["num_hidden_layers"] == 2
+
+
 def test_signatures_follow_the_sentence_objective(exported):
     """A bfloat16 run answers in float32; its records have no metadata."""
     export_dir = exported("nsp")
@@ -311,8 +334,8 @@ def test_an_export_without_text_needs_neither_tensorflow_text_nor_vocabulary(
     export(ExportConfig(**settings, text_signatures=False))
 
     model = tf.saved_model.load(str(tmp_path / "model"))
-    names = ["encode", "fill_mask", "sentence_order", "serving_default"]
-    assert sorted(model.signatures) == names
+    names = ["embed", "encode", "fill_mask", "sentence_order"]
+    assert sorted(model.signatures) == [*names, "serving_default"]
     assets = tmp_path / "model" / "assets.extra"
     note = json.loads((assets / "serving.json").read_text())
     assert note.items() >= json.loads(metadata).items()
@@ -408,6 +431,8 @@ def refused(run_dir, tmp_path):
         ({"null_threshold": "nan"}, "finite number. Received: nan"),
         ({"null_threshold": "high"}, "finite number. Received: high"),
         ({"max_seq_length": 20}, "at most max_position_embeddings.*20 and 19"),
+        ({"num_layers": ("2", "0")}, "positive whole numbers. Received: 2,0"),
+        ({"num_layers": ("2", "1")}, "one number for a SavedModel.* once for"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message, refused):
@@ -431,6 +456,13 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, refused):
     weights.values["albert/pooler/bias"][1] = np.nan
     write_weights(weights, run, run)
     refused(r"step-0+ must be finite.*pooler/bias\. Choose", run_dir=run)
+
+
+def test_layers_with_weights_of_their_own_are_all_applied(tmp_path, refused):
+    config = dataclasses.replace(TINY, parameter_sharing="ffn")
+    run = str(tmp_path / "run")
+    write_weights(random_weights(config), run, run)
+    refused("share all weights.*=ffn in 2", run_dir=run, num_layers=("2",))
 
 
 def test_a_question_must_leave_room_for_its_context(tmp_path, refused):
