@@ -353,13 +353,13 @@ def make_unit(state: _State, task: _UnitTask) -> int:
     selected = list(_select(documents, state.config, refused))
     if state.config.near_duplicates != "keep":
         selected = list(_drop_repeats(selected, state, refused))
-    by_split, piece_counts, skipped = make_examples(
+    by_split, piece_counts, counts = make_examples(
         selected, state.tokenizer, state.config
     )
-    skipped += refused
+    counts += refused
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, piece_counts.astype(np.uint32))
-    note = {"skipped": skipped, "sha256": digest}
+    note = {"skipped": counts, "sha256": digest}
     files.write_text(path + ".json", json.dumps(note))
     examples = UnmaskedExamples.concatenate(
         by_split.values(), state.spilled.dtype
@@ -453,16 +453,16 @@ def _sum_units(state: _State) -> BuiltRecords:
     """Returns the sums over all units."""
     piece_counts = np.zeros(state.tokenizer.vocab_size, np.int64)
     finished = files.load_json(os.path.join(state.scratch, "units.json"))
-    skipped = Counter(finished["skipped"])
+    counts = Counter(finished["skipped"])
     num_examples: Counter[str] = Counter()
     for path in state.spill_files(_UNITS):
         piece_counts += np.load(path + ".token_counts.npy")
-        skipped += Counter(files.load_json(path + ".json")["skipped"])
+        counts += Counter(files.load_json(path + ".json")["skipped"])
         sizes = state.spilled.read_counts(path).tolist()
         for shard, size in zip(state.shards, sizes, strict=True):
             num_examples[shard.split] += size
-    form = {name: skipped.pop(name, 0) for name in TEXT_FORM}
-    return BuiltRecords(piece_counts, skipped, num_examples, form)
+    form = {name: counts.pop(name, 0) for name in TEXT_FORM}
+    return BuiltRecords(piece_counts, counts, num_examples, form)
 
 
 def _check_not_empty(

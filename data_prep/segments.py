@@ -122,11 +122,11 @@ def make_examples(
         `(vocab_size,)`; the number of skipped chunks and documents, by reason,
         and the counts of `TEXT_FORM`.
     """
-    skipped: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     normalized = [
         [
             tokenizer.normalize(sentence)
-            for sentence in break_sentences(lines, config, skipped)
+            for sentence in break_sentences(lines, config, counts)
         ]
         for lines in documents
     ]
@@ -152,10 +152,10 @@ def make_examples(
                 _digest("\n".join(document)),
                 config.dupe_factor if split == TRAIN else 1,
                 config,
-                skipped,
+                counts,
             )
             if examples is None:
-                skipped[SKIPPED_DOCUMENTS] += 1
+                counts[SKIPPED_DOCUMENTS] += 1
             else:
                 parts[split].append(examples)
             first += len(document)
@@ -164,7 +164,7 @@ def make_examples(
         split: UnmaskedExamples.concatenate(examples, dtype)
         for split, examples in parts.items()
     }
-    return examples_by_split, piece_counts, skipped
+    return examples_by_split, piece_counts, counts
 
 
 def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
@@ -205,7 +205,7 @@ def _make_examples_of_document(
     document_digest: bytes,
     num_copies: int,
     config: RecordsConfig,
-    skipped: Counter[str],
+    counts: Counter[str],
 ) -> UnmaskedExamples | None:
     """Returns the examples of all copies of a document; None if it has none."""
     if len(word_starts) < 2:
@@ -227,18 +227,18 @@ def _make_examples_of_document(
             max_num_tokens=max_num_tokens,
             short_seq_prob=config.short_seq_prob,
             rng=random.Random(key),
-            skipped=skipped,
+            counts=counts,
         )
         pairs += found
         copy_keys.append(int.from_bytes(key, "little"))
         num_pairs.append(len(found))
     if not pairs:
         return None
-    skipped[DOCUMENTS] += 1
-    skipped[SINGLE] += len(sentence_ends) == 1
-    skipped[SENTENCES] += len(sentence_ends)
-    skipped[TOKENS] += len(ids)
-    skipped[EXAMPLES] += len(pairs)
+    counts[DOCUMENTS] += 1
+    counts[SINGLE] += len(sentence_ends) == 1
+    counts[SENTENCES] += len(sentence_ends)
+    counts[TOKENS] += len(ids)
+    counts[EXAMPLES] += len(pairs)
     bounds = np.array(pairs, np.int64)
     headers = np.empty(len(pairs), HEADER)
     headers["key"] = random_bits(
@@ -273,7 +273,7 @@ def pair_segments(
     max_num_tokens: int,
     short_seq_prob: float,
     rng: random.Random,
-    skipped: Counter[str],
+    counts: Counter[str],
 ) -> list[SegmentPair]:
     """Makes the segment pairs of one pass over a document.
 
@@ -286,7 +286,7 @@ def pair_segments(
         short_seq_prob: Probability that this pass collects shorter chunks,
             of a random length, so that training sees short inputs.
         rng: The source of all random decisions of this pass.
-        skipped: Counter of skipped chunks, by reason, and of `SPLITS`.
+        counts: Counts skipped chunks, by reason, and `SPLITS`.
     """
     target = max_num_tokens
     if rng.random() < short_seq_prob:
@@ -303,9 +303,9 @@ def pair_segments(
             kept = _truncate((begin, end, end, end), max_num_tokens, rng)
             pairs.append((*kept, 0))
         elif (middle := _split_chunk(begin, chunk_ends, word_starts, rng)) < 0:
-            skipped[SKIPPED_CHUNKS] += 1
+            counts[SKIPPED_CHUNKS] += 1
         else:
-            skipped[SPLITS] += len(chunk_ends) == 1
+            counts[SPLITS] += len(chunk_ends) == 1
             label = int(rng.random() < 0.5)
             bounds = (begin, middle, middle, end)
             if label and objective == "sop":

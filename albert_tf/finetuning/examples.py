@@ -51,7 +51,7 @@ from albert_tf.finetuning.tasks import (
 )
 from albert_tf.io import files
 from albert_tf.io.datasets import open_dataset, read_elements
-from albert_tf.records.documents import Answer, Question
+from albert_tf.records.questions import Answer, Question
 
 _SQUAD_FORMAT = (
     'SQuAD has {"data": [{"paragraphs": [{"context", "qas": [{"id", "question",'

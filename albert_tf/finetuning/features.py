@@ -47,8 +47,8 @@ from albert_tf.io.files import (
     write_json,
 )
 from albert_tf.io.tfrecord import TFRecordWriter
-from albert_tf.records.documents import WindowMaker
 from albert_tf.records.features import METADATA_FILE, sha256_of
+from albert_tf.records.questions import WindowMaker
 from albert_tf.records.tokenization import (
     ModelInputs,
     Tokenizer,

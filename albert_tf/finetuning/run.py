@@ -32,7 +32,7 @@ from albert_tf.finetuning.objective import (
     find_base_model,
 )
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.records.documents import WindowMaker, find_answers
+from albert_tf.records.questions import WindowMaker, find_answers
 from albert_tf.runs.checkpoints import BEST_DIR, CheckpointStore
 from albert_tf.runs.directory import (
     load_config,

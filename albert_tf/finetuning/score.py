@@ -52,7 +52,7 @@ from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.examples import ExampleSet, read_examples, read_text
 from albert_tf.finetuning.tasks import DEV, LETTERS, Task
 from albert_tf.io.files import load_json, write_text
-from albert_tf.records.documents import Question, QuestionAnswer
+from albert_tf.records.questions import Question, QuestionAnswer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -17,8 +17,8 @@ import numpy as np
 from albert_tf.config import TaskConfig, TextsConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import exists, load_json
-from albert_tf.records.documents import Question, WindowMaker, find_answers
 from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.questions import Question, WindowMaker, find_answers
 from albert_tf.records.tokenization import MASK_PIECE, ModelInputs, Tokenizer
 
 # TensorFlow Serving reserves this directory of a SavedModel for extra files.

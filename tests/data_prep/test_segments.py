@@ -26,11 +26,11 @@ def pair(
     lengths, word_starts=None, seed=0, longest=30, short=0.0, objective="sop"
 ):
     """Returns the pairs of a document with sentences of these lengths, and the
-    counts of skipped chunks."""
+    counts of skipped chunks and of splits."""
     if word_starts is None:
         word_starts = np.ones(sum(lengths), bool)
     words = np.flatnonzero(word_starts)
-    skipped = collections.Counter()
+    counts = collections.Counter()
     pairs = pair_segments(
         cut_long_sentences(np.cumsum(lengths), words, longest),
         words,
@@ -38,9 +38,9 @@ def pair(
         max_num_tokens=longest,
         short_seq_prob=short,
         rng=random.Random(seed),
-        skipped=skipped,
+        counts=counts,
     )
-    return [(Range(a, b), Range(c, d), e) for a, b, c, d, e in pairs], skipped
+    return [(Range(a, b), Range(c, d), e) for a, b, c, d, e in pairs], counts
 
 
 def test_chunk_is_split_between_any_two_sentences():
@@ -62,16 +62,16 @@ def test_chunk_of_one_word_is_skipped_and_counted():
     of a single sentence is split before a word."""
     starts = np.ones(60, bool)
     starts[31:] = False
-    pairs, skipped = pair([30, 30], starts)
+    pairs, counts = pair([30, 30], starts)
     ((first, second, _),) = pairs
     assert max(first.end, second.end) == 30
-    assert skipped == {SKIPPED_CHUNKS: 1, SPLITS: 1}
+    assert counts == {SKIPPED_CHUNKS: 1, SPLITS: 1}
     starts = np.isin(np.arange(9), [0, 3, 7])
     middles = set()
     for seed in range(60):
-        ((first, second, _),), skipped = pair([9], starts, seed)
+        ((first, second, _),), counts = pair([9], starts, seed)
         middles.add(max(first.begin, second.begin))
-        assert skipped == {SPLITS: 1}
+        assert counts == {SPLITS: 1}
     assert middles == {3, 7}
 
 
@@ -80,8 +80,8 @@ def test_sentence_longer_than_an_example_is_cut_before_words():
     after at least 30 tokens. Each part gives an example of 30 tokens."""
     starts = np.arange(100) % 7 == 0
     for seed in range(20):
-        pairs, skipped = pair([100], starts, seed)
-        assert skipped == {SPLITS: 3}
+        pairs, counts = pair([100], starts, seed)
+        assert counts == {SPLITS: 3}
         for (first, second, _), part in zip(
             pairs, ((0, 35), (35, 70), (70, 100)), strict=True
         ):
@@ -120,13 +120,13 @@ def test_without_sentence_objective_a_chunk_is_one_segment():
     word is enough."""
     begins = set()
     for seed in range(40):
-        pairs, skipped = pair([10, 10, 12, 9, 5], seed=seed, objective="none")
+        pairs, counts = pair([10, 10, 12, 9, 5], seed=seed, objective="none")
         (first, second, label), (rest, _, _) = pairs
         assert first.end - first.begin == 30
         assert (second.begin == second.end, label) == (True, 0)
         assert rest == Range(32, 46)
         begins.add(first.begin)
-        assert not skipped
+        assert not counts
     assert begins == {0, 1, 2}
     starts = np.arange(9) == 0
     ((first, _, _),), _ = pair([9], starts, objective="none")

@@ -9,7 +9,7 @@ import pytest
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.records.documents import Answer
+from albert_tf.records.questions import Answer
 
 
 def write(directory, name, *lines, newline="\n", encoding="utf-8"):

@@ -22,7 +22,7 @@ from albert_tf.finetuning.features import (
     write,
 )
 from albert_tf.finetuning.tasks import TASKS, Task
-from albert_tf.records.documents import Answer, Question
+from albert_tf.records.questions import Answer, Question
 from tests.finetuning.conftest import EXCERPTS
 
 # --- text -> records ---------------------------------------------------------

@@ -20,7 +20,7 @@ from albert_tf.finetuning.score import (
     write_predictions,
 )
 from albert_tf.finetuning.tasks import TASKS
-from albert_tf.records.documents import (
+from albert_tf.records.questions import (
     Answer,
     Candidate,
     Question,

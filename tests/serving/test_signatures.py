@@ -14,7 +14,7 @@ from albert_tf.finetuning.examples import (
 from albert_tf.finetuning.features import make_records
 from albert_tf.finetuning.tasks import Task
 from albert_tf.interop.formats import make_model
-from albert_tf.records.documents import Question, WindowMaker, find_answers
+from albert_tf.records.questions import Question, WindowMaker, find_answers
 from albert_tf.records.tokenization import Tokenizer, encode
 from albert_tf.serving.predict import ask, find_task
 from tests.helpers.exports import NULL_THRESHOLD, TASK, TASK_MODEL

@@ -12,7 +12,7 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.score import score_answers
 from albert_tf.interop.hugging_face import tokenizer_files
-from albert_tf.records.documents import (
+from albert_tf.records.questions import (
     Answer,
     Question,
     WindowMaker,
