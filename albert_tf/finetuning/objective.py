@@ -254,9 +254,7 @@ class Finetuning(Objective):
         self, data: TrainingData
     ) -> warm_start.WarmStart | None:
         weights = self._base.weights
-        if weights is None or has_checkpoints(self._config.training.output_dir):
-            return None
-        return plan_start(self._config, weights)
+        return plan_start(self._config, weights) if weights else None
 
     def write_report(
         self, run_dir: str, initial: warm_start.WarmStart | None

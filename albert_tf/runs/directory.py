@@ -51,6 +51,7 @@ from albert_tf.records import features
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
+    Checkpoint,
     CheckpointStore,
     list_checkpoints,
     model_variables,
@@ -68,11 +69,11 @@ _COMMANDS = {
 }
 
 
-def check(config: PretrainingConfig, data: TrainingData) -> None:
+def check(config: PretrainingConfig, data: TrainingData) -> list[Checkpoint]:
     """Checks that a run may resume with these settings and records.
 
-    Without a checkpoint in the directory, the run is new: only `check_is_new`
-    applies.
+    Returns:
+        The checkpoints, sorted by step. Without any, the run is new.
 
     Raises:
         UserError: If the architecture or the vocabulary has changed; without
@@ -84,8 +85,8 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
     run_dir = config.training.output_dir
     checkpoints = list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR))
     if not checkpoints:
-        check_is_new(run_dir)
-        return
+        _check_is_new(run_dir)
+        return []
     if not checkpoints[-1].notes and not checkpoints[-1].fault:
         raise UserError(
             f"{run_dir} must hold a run that can resume",
@@ -113,9 +114,10 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
         _refuse_unless_allowed(
             path, _describe_changed_records(stored, now), config.training
         )
+    return checkpoints
 
 
-def check_is_new(run_dir: str) -> None:
+def _check_is_new(run_dir: str) -> None:
     """Checks that a directory without checkpoints has no part of another run.
 
     A run saves its first checkpoint before it trains and evaluates. So if

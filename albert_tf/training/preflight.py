@@ -122,6 +122,7 @@ class _Preflight:
     directory: str  # output: the run directory, or its innermost parent
     data: TrainingData  # records
     step: int  # run
+    resumes: bool  # run
     initial: WarmStart | None  # initial weights
     strategy: tf.distribute.Strategy  # devices
 
@@ -283,10 +284,8 @@ class _Preflight:
     def _run(self) -> Iterator[Row]:
         """Checks that the run can resume, if its directory holds one."""
         training = self.config.training
-        run_directory.check(self.config, self.data)
-        found = list_checkpoints(
-            posixpath.join(training.output_dir, CHECKPOINTS_DIR)
-        )
+        found = run_directory.check(self.config, self.data)
+        self.resumes = bool(found)
         self.step = found[-1].step if found else 0
         text = f"resumes from step {self.step:,}" if found else "a new run"
         if self.step >= training.num_train_steps:
@@ -295,10 +294,10 @@ class _Preflight:
 
     def _initial_weights(self) -> Iterator[Row]:
         """Checks that the model of `--init_checkpoint` fits the run."""
-        self.initial = self.objective.initial_weights(self.data)
-        lines = self.initial.describe() if self.initial else ["random"]
-        if run_directory.has_checkpoints(self.config.training.output_dir):
-            lines = ["from the newest checkpoint of the run"]
+        self.initial, lines = None, ["from the newest checkpoint of the run"]
+        if not self.resumes:
+            self.initial = self.objective.initial_weights(self.data)
+            lines = self.initial.describe() if self.initial else ["random"]
         for line in lines:
             yield Row(OK, line)
 

@@ -87,18 +87,18 @@ def train(
             received=f"{config.training.mode}, {config.training.dry_run}",
             remedy="Use the commands with --mode and --dry_run.",
         )
-    objective = objective or Pretraining(config)
-    # 1. Records and run directory, before any device is touched.
     tracker.check_installed(config.training.tracker)
+    # 1. Records and run directory, before any device is touched.
+    objective = objective or Pretraining(config)
     data = objective.find_training_data()
     held_out = objective.find_held_out(data)
-    run_directory.check(config, data)
+    checkpoints = run_directory.check(config, data)
 
     # 2. Devices.
     with connect(config.distribution, strategy, can_stop=True) as host:
         # After the devices: reading weights starts TensorFlow, and the cluster
         # and logical CPUs must be configured before.
-        initial = objective.initial_weights(data)
+        initial = None if checkpoints else objective.initial_weights(data)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
         with host.owning(config.training.output_dir) as host:
             with host.watchdog.limit("the start of the run"):
@@ -288,12 +288,8 @@ class Run:
         if divergence:
             self._roll_back(divergence, metrics)
             return False
-        lowest = position.lowest_loss
-        position.lowest_loss = min(
-            metrics["loss"], metrics["loss"] if lowest is None else lowest
-        )
         metrics |= self.progress.advance(position.times)
-        position.clear_totals()
+        position.end_line(metrics["loss"])
         if self.run_log:
             self._meter.joules()  # read often, before the counters overflow
             self.progress.log(position.step, metrics)
@@ -443,6 +439,9 @@ class Run:
         logging.error("diverged at step %d: %s", self.position.step, reason)
         self.log_event("diverged", reason=reason, **metrics)
         rollback, lost_s = self.trainer.roll_back(reason)
+        # The run has continued past this step before, so the evaluation that
+        # was cut short at this step is not due again.
+        self.position.to_evaluate = False
         lost_s += self._rewind_log()
         self.log_event(
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)

@@ -18,7 +18,6 @@ from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import checkpoints
-from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training import schedules
@@ -94,8 +93,14 @@ class Position:
         steps = max(self.num_steps, 1)
         return {name: total / steps for name, total in self.totals.items()}
 
+    def end_line(self, loss: float) -> None:
+        """Notes the loss of a line of the log, and clears the sums."""
+        lowest = self.lowest_loss
+        self.lowest_loss = loss if lowest is None else min(loss, lowest)
+        self.clear_totals()
+
     def clear_totals(self) -> None:
-        """Clears the sums and the times, after a line of the log."""
+        """Clears the sums and the times of steps."""
         self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0
         self.times = StepTimes()
 
@@ -184,13 +189,11 @@ class Trainer:
         3. Otherwise: starts from random weights.
 
         Raises:
-            UserError: If no checkpoint can be read, or if there is none but
-                the directory has other parts of a run.
+            UserError: If no checkpoint can be read.
         """
         checkpoint = self.restore()
         if checkpoint is not None:
             return checkpoint
-        run_directory.check_is_new(self.config.training.output_dir)
         if initial is not None:
             initial.apply(self.state.variables())
         return None
@@ -374,9 +377,6 @@ class Trainer:
             self.wait_for_all()
             restored = self.restore(newest.resumed_from if newest else None)
             assert restored, "a new run saves one before its first step"
-            # The run has continued past this step before, so the evaluation
-            # that was cut short at this step is not due again.
-            position.to_evaluate = False
             self.wait_for_all()
         rollback = rollbacks.plan(
             diverged_at=diverged_at,

@@ -49,7 +49,6 @@ from albert_tf.interop.weight_names import (
 from albert_tf.io.files import write_json
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs import directory as run_directory
 
 REPORT_FILE = "warm_start.json"
 
@@ -192,8 +191,7 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
     Called after the strategy is made and before anything is written.
 
     Returns:
-        None without `init_checkpoint`, or if the run has a checkpoint, from
-        which it is resumed.
+        None without `init_checkpoint`.
 
     Raises:
         UserError: If the model cannot be read or has other widths, if its
@@ -201,9 +199,7 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
             requested but missing.
     """
     settings = config.initialization
-    if not settings.init_checkpoint or run_directory.has_checkpoints(
-        config.training.output_dir
-    ):
+    if not settings.init_checkpoint:
         return None
     weights = formats.read_weights(settings.init_checkpoint)
     return plan(config, data.phases[0].records, weights)
