@@ -15,7 +15,8 @@
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
 #                    .venv-tpu
-# make test-all      runs test, slow-test and extras-test, not tpu-wheel-test
+# make other-tests   runs slow-test and extras-test
+# make test-all      runs test and other-tests, not tpu-wheel-test
 # make lint          checks the style of the code
 # make typecheck     checks the types of the code
 # make docs          writes the tables of docs/ that the code knows, and the site of
@@ -51,8 +52,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras extras-test slice-test tpu-wheel-test \
-    test-all lint typecheck docs lock clean
+.PHONY: help demo test slow-test extras extras-test other-tests slice-test \
+    tpu-wheel-test test-all lint typecheck docs lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -98,11 +99,19 @@ slow-test: $(VENV)/installed
 	$(PYTEST) $(TESTS) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
 # Tests of a missing extra are skipped, so these imports check for each extra.
-extras-test: $(VENV)/installed-extras
+define TEST_EXTRAS
 	$(BIN)/python -c "import safetensors, torch, transformers"
 	$(BIN)/python -c "import tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
-	$(PYTEST) $(TESTS) -m "$(EXTRAS)" $(PYTEST_ARGS)
+	$(PYTEST) $(TESTS) -m "$(1)" $(PYTEST_ARGS)
+endef
+
+extras-test: $(VENV)/installed-extras
+	$(call TEST_EXTRAS,$(EXTRAS))
+
+# In one run, whose workers start once.
+other-tests: $(VENV)/installed-extras
+	$(call TEST_EXTRAS,slow or $(EXTRAS))
 
 BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
     tests/finetuning/test_tpu_bridge.py
@@ -134,7 +143,7 @@ tpu-wheel-test: .venv-tpu/installed
 	TPU_SKIP_MDS_QUERY=1 $(TPU_BIN)/python -m pytest -q $(BRIDGE_TESTS) \
 	    $(PYTEST_ARGS)
 
-test-all: test slow-test extras-test
+test-all: test other-tests
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -213,7 +213,7 @@ def hugging_face(work: Work) -> Step:
             hidden_dropout_prob=work.dropout,
             attention_probs_dropout_prob=work.dropout,
             classifier_dropout_prob=0.0,
-            attn_implementation="sdpa",  # type: ignore[call-arg]
+            attn_implementation="sdpa",
         )
     ).train()
     batch = {

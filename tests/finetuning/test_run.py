@@ -11,7 +11,6 @@ from albert_tf.config import TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import (
-    Finetuning,
     find_base_model,
     plan_start,
 )
@@ -19,12 +18,9 @@ from albert_tf.finetuning.run import run
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
 from albert_tf.interop.weight_names import ModelWeights, list_weights
-from albert_tf.io import files
 from albert_tf.runs.directory import write_config
-from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.training.progress import TIMING_METRICS
+from albert_tf.runs.log import read_events
 from tests.helpers import conversion, tiny_task
-from tests.helpers.fake_gcs import Rule
 
 
 def test_a_run_starts_from_a_model_of_any_format(tiny_tasks, tmp_path):
@@ -119,72 +115,6 @@ def read_predictions(directory, kind):
     if kind == "regression":
         return [round(float(value)) for value in values]
     return list(values)
-
-
-def lines_of(run_dir):
-    return [
-        {n: v for n, v in line.items() if n not in TIMING_METRICS}
-        for line in read_metrics(str(run_dir))
-    ]
-
-
-@pytest.mark.slow
-def test_a_run_on_gs_resumes_exactly_and_faults_do_not_change_it(
-    storage, tiny_tasks, tmp_path, monkeypatch
-):
-    """With dropout. An exception ends the first run at an evaluation. Half of
-    the content in a read, and 503 for a listing and an upload."""
-    monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
-
-    def config(tasks, run_dir, **changes):
-        return tiny_task.make_config(
-            "classification",
-            tasks,
-            run_dir,
-            mode="train_and_predict",
-            dropout=0.1,
-            classifier_dropout=0.1,
-            **tiny_task.SHORT | changes,
-        )
-
-    class Killed(BaseException):
-        pass
-
-    def kill(self, metrics, records):
-        raise Killed
-
-    assert run(config(tiny_tasks, tmp_path / "run")) == 0
-    storage.put_files(tiny_tasks, "tasks")
-    on_gs = config("gs://bucket/tasks", "gs://bucket/run")
-    with monkeypatch.context() as patch:
-        patch.setattr(Finetuning, "describe_evaluation", kill)
-        with pytest.raises(Killed):
-            run(on_gs)
-    features = storage.read("run/features/")
-    with pytest.raises(UserError, match="must resume with its own settings"):
-        run(on_gs.replace(max_seq_length=8))
-    rules = [
-        Rule("read", "variables", action="half", times=1),
-        Rule("list", status=503, times=1, skip=2),
-        Rule("put", status=503, times=1, skip=2),
-    ]
-    storage.set_rules(rules)
-
-    assert run(on_gs) == 0
-
-    assert storage.num_faults() == len(rules)
-    storage.set_rules([])
-    written = storage.read("run/")
-    assert features
-    assert storage.read("run/features/").items() >= features.items()
-    lines = lines_of("gs://bucket/run")
-    assert lines == lines_of(tmp_path / "run")
-    assert len({line["loss"] for line in lines}) == 6
-    (path,) = (tmp_path / "run/predictions").iterdir()
-    assert written[f"predictions/{path.name}"] == path.read_bytes()
-    expected = read_weights(str(tmp_path / "run")).values
-    for name, values in read_weights("gs://bucket/run").values.items():
-        assert expected[name].tobytes() == values.tobytes(), name
 
 
 # A command with these settings ends after the features and before training.

@@ -17,6 +17,7 @@ from albert_tf.config.commands import (
     ReportConfig,
 )
 from albert_tf.errors import RetryError, UserError
+from albert_tf.finetuning import run as finetuning
 from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
 from albert_tf.report import __main__ as report
@@ -28,7 +29,7 @@ from albert_tf.runs.checkpoints import (
 from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.training.train import train
 from data_prep import build_tfrecords
-from tests.helpers import tiny_run
+from tests.helpers import tiny_run, tiny_task
 from tests.helpers.fake_gcs import Rule
 from tests.helpers.run_processes import RunProcesses, check_same_run
 from tests.helpers.small_builds import read_files
@@ -92,11 +93,9 @@ def test_transient_faults_change_nothing(
         train(config)
     with contextlib.suppress(RetryError):  # of an evaluation
         train(config)
-    assert train(config) == 0
     assert storage.num_faults() == 4
-    check_same_run(RUN, source)
 
-    # A run that has lost its last checkpoint. Listings show none of the files
+    # It has also lost its last checkpoint. Listings show none of the files
     # that it writes. TensorFlow believes for 5 s that the file exists which it
     # has just looked at.
     lost = "run/checkpoints/step-00000012"
@@ -150,13 +149,14 @@ def test_lines_that_an_upload_refuses_are_written_later(storage):
 
 
 @pytest.fixture
-def commands(storage, settings, source, tiny_records):
+def commands(storage, settings, source, tiny_records, tmp_path):
     """By command: a call of it on gs://, and the object that it writes.
 
     They read other objects than those that they write.
     """
     storage.put_files(source, "made/run")
     storage.put_files(tiny_records, "made/records")
+    storage.put_files(tiny_task.write_examples(tmp_path), "made/tasks")
     run, records = "gs://bucket/made/run", "gs://bucket/made/records"
     out = "gs://bucket/out"
     build, config = settings
@@ -166,6 +166,15 @@ def commands(storage, settings, source, tiny_records):
         output_dir=f"{out}/run",
     )
     build = dataclasses.replace(build, output_dir=f"{out}/records")
+    finetune = tiny_task.make_config(
+        "classification",
+        "gs://bucket/made/tasks",
+        f"{out}/finetuned",
+        init_checkpoint=run,
+        max_seq_length=32,
+        mode="train_and_predict",
+        **tiny_task.SHORT,
+    )
     converting = ConvertConfig(from_=run, to=f"{out}/converted")
     reporting = ReportConfig(
         run_dirs=(run,), output_file=(f"{out}/report.html",)
@@ -173,6 +182,7 @@ def commands(storage, settings, source, tiny_records):
     return {
         "build": (build_tfrecords.main, build, "records/train/metadata.json"),
         "train": (train, config, "run/config.json"),
+        "finetune": (finetuning.run, finetune, "finetuned/predictions/dev.tsv"),
         "convert": (convert, converting, "converted/config.json"),
         "report": (report.main, reporting, "report.html"),
     }
@@ -205,7 +215,9 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize("name", ["build", "train", "convert", "report"])
+@pytest.mark.parametrize(
+    "name", ["build", "train", "finetune", "convert", "report"]
+)
 def test_commands_end_with_a_result_or_one_line(
     name, storage, commands, monkeypatch
 ):
@@ -213,7 +225,10 @@ def test_commands_end_with_a_result_or_one_line(
     monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
     main, config, written = commands[name]
     unexplained = {}
-    given = {**FAULTS, **(CHECKED if name in ("build", "train") else {})}
+    given = {
+        **FAULTS,
+        **(CHECKED if name in ("build", "train", "finetune") else {}),
+    }
     for fault, (rules, words) in given.items():
         storage.set_rules(rules)
         files.check_bucket.cache_clear()

@@ -24,48 +24,37 @@ from tests.helpers.run_processes import (
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
-    tiny_records,
-    tiny_dynamic_records,
-    tiny_dynamic_packed_records,
-    tmp_path,
-    workers,
+    tiny_packed_records, tiny_dynamic_packed_records, tmp_path
 ):
-    """SOAK_KILLS times: one process by SIGKILL, two first by SIGTERM.
+    """Two workers, SOAK_KILLS times: first by SIGTERM, then by SIGKILL.
 
-    Most checkpoints are saved within a loop. Dropout is on and then off; one
-    run changes its data; neither at a multiple of steps_per_loop. The run of
-    two workers reads packed rows.
+    Most checkpoints are saved within a loop. The run changes its data, and
+    turns dropout off, neither at a multiple of steps_per_loop. It reads packed
+    rows. `test_cloud_storage` kills one process.
     """
     kills = int(os.environ.get("SOAK_KILLS", "1"))
-    records, settings = tiny_records, {"strategy": "one_device"}
-    if workers == 1:
-        settings |= {
-            "input_file": (),
-            "dataset": (
-                f"static={tiny_records}/train/*.tfrecord",
-                f"dynamic={tiny_dynamic_records}/train/*.tfrecord",
-            ),
-            "data_schedule": "0:static,33:dynamic",
-        }
-    else:
-        records = tiny_dynamic_packed_records
-        settings = {"strategy": "multi_worker", **tiny_run.PACKING}
 
     def run(name):
         config = tiny_run.make_config(
-            records,
+            tiny_packed_records,
             tmp_path / name,
+            strategy="multi_worker",
+            input_file=(),
+            dataset=(
+                f"static={tiny_packed_records}/train/*.tfrecord",
+                f"dynamic={tiny_dynamic_packed_records}/train/*.tfrecord",
+            ),
+            data_schedule="0:static,33:dynamic",
             dropout_schedule="0:0.1,65:0.0",
             num_train_steps=90 + 30 * kills,
             steps_per_loop=10,
             save_checkpoints_steps=7,
             save_checkpoints_minutes=0.001,
             eval_every_n_steps=50,
-            **settings,
+            **tiny_run.PACKING,
         )
-        return RunProcesses(config, tmp_path, workers)
+        return RunProcesses(config, tmp_path, workers=2)
 
     alone = run("alone")
     assert set(alone.wait()) == {0}, alone.log()
@@ -74,11 +63,11 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         for event in read_events(str(tmp_path / "alone"))
         if event["event"] in ("data", "dropout")
     ]
-    assert switches == [("data", 33), ("dropout", 65)][workers == 2 :]
+    assert switches == [("data", 33), ("dropout", 65)]
     rates = {x["step"]: x.get("dropout") for x in read_metrics(alone.run_dir)}
     assert (rates[60], rates[65], rates[70]) == (0.1, 0.1, 0.0)
 
-    rng = random.Random(workers)
+    rng = random.Random(2)
     for number in range(kills):
         killed = run("killed")
         lines = read_metrics(str(tmp_path / "killed"))
@@ -86,7 +75,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         logged = lines[-1]["step"] if lines else 9
         killed.wait_for_step(logged + 1 + rng.randrange(40))
         time.sleep(0.05 * rng.random())
-        if number == 0 and workers == 2:
+        if number == 0:
             killed.signal(signal.SIGTERM, worker=1)
             assert set(killed.wait()) == {143}, killed.log()
         else:

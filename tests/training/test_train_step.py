@@ -72,7 +72,9 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
 def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
     """A second program stands for a second process: its operations have other
     names, by which TensorFlow orders the terms of sums."""
-    config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
+    config = tiny_run.make_config(
+        tiny_records, UNUSED, num_hidden_layers=1, optimizer="adamw", **MIRRORED
+    )
     for _ in range(2):
         program = StepProgram(config)
         for before in np.arange(5, 40, 1.7, np.float32):
@@ -105,7 +107,11 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
 ):
     """The program for GPUs runs on CPUs here: the gradients and the update."""
     plain = tiny_run.make_config(
-        tiny_records, UNUSED, optimizer="adamw", learning_rate=0.001
+        tiny_records,
+        UNUSED,
+        num_hidden_layers=1,
+        optimizer="adamw",
+        learning_rate=0.001,
     )
     on_cpus = run_steps(plain)
     monkeypatch.setattr(train_step, "device_type", lambda strategy: "GPU")
@@ -158,6 +164,7 @@ def test_each_seed_step_replica_and_micro_batch_has_other_masks(
         config = tiny_run.make_synthetic_config(
             tmp_path,
             gradient_accumulation_steps=2,
+            optimizer="adamw",
             seed=seed,
             **MIRRORED,
         )

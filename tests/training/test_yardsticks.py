@@ -61,10 +61,7 @@ def _score(model, tokenizer, text, by_word):
 
 def test_scores_are_sums_over_masked_tokens(loaded, tmp_path):
     model, tokenizer = loaded
-    pairs = [
-        ("The lexicographers disagree, mostly.", "A cat."),
-        ("Unbelievably, 1984 was reprinted!", "The dog which barked slept."),
-    ]
+    pairs = [("Unbelievably, 1984 was reprinted!", "A cat.")]
     measured = MinimalPairs(
         _write_pairs(tmp_path / "a.jsonl", pairs), tokenizer, 512
     ).scores(model, STRATEGY)
