@@ -21,9 +21,7 @@ from albert_tf.runs.log import RunLog, read_events
 NONE = "none"
 
 # The id of the run; logs metrics of a step; ends the run, well or not.
-_Tracked = tuple[
-    str, Callable[[dict[str, float], int], Any], Callable[[bool], Any]
-]
+_Tracked = tuple[str, Callable[..., Any], Callable[[bool], Any]]
 
 
 def check_installed(tracker: str) -> None:
@@ -54,7 +52,9 @@ def tracking(
     open_run = {"wandb": _open_wandb, "mlflow": _open_mlflow}[tracker]
     title = posixpath.basename(run_dir.rstrip("/"))
     try:
-        run_id, log, close = open_run(title, config.to_dict(), *known[-1:])
+        run_id, log, close = open_run(
+            title, config.to_dict(), known[-1] if known else None
+        )
     except Exception as error:
         raise UserError(
             f"{tracker} must open a run",
@@ -65,9 +65,8 @@ def tracking(
         run_log.write_event("tracker", step, tracker=tracker, id=run_id)
 
     def pass_on(split: str, step: int, metrics: Mapping[str, float]) -> None:
-        values = {f"{split}/{name}": float(v) for name, v in metrics.items()}
         try:
-            log(values, step)
+            log({f"{split}/{n}": float(v) for n, v in metrics.items()}, step)
         except Exception as error:
             logging.error("step %d NOT TRACKED: %s", step, first_line(error))
 
@@ -80,14 +79,11 @@ def tracking(
         close(ended_well)
 
 
-def _open_wandb(
-    title: str, settings: Any, run_id: str | None = None
-) -> _Tracked:
+def _open_wandb(title: str, settings: Any, run_id: str | None) -> _Tracked:
     import wandb
 
-    project = os.environ.get("WANDB_PROJECT", "albert_tf")
     run = wandb.init(
-        project=project,
+        project=os.environ.get("WANDB_PROJECT", "albert_tf"),
         name=title,
         id=run_id,
         resume="allow",
@@ -97,9 +93,7 @@ def _open_wandb(
     return run.id, run.log, lambda well: run.finish(0 if well else 1)
 
 
-def _open_mlflow(
-    title: str, settings: Any, run_id: str | None = None
-) -> _Tracked:
+def _open_mlflow(title: str, settings: Any, run_id: str | None) -> _Tracked:
     import mlflow
 
     run = mlflow.start_run(run_id, run_name=title)
