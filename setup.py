@@ -104,7 +104,7 @@ setup(
         # tensorflow-tpu 2.20.0 is the newest; with a libtpu newer than
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
-        "tpu-compile": ["jax[tpu]==0.10.2"],
+        "tpu-compile": [JAX.replace("jax", "jax[tpu]")],
         # For --runtime=pjrt: CPUs only, NVIDIA GPUs, TPUs.
         "jax": [JAX],
         "jax-cuda13": [JAX.replace("jax", "jax[cuda13]")],

@@ -4,19 +4,28 @@ r"""Train ALBERT on a machine with JAX and without TensorFlow, e.g. a lent GPU.
     python -m benchmarks.lowered_steps run DIRECTORY     # there, with JAX only
 
 `lower` writes the steps of --runtime=pjrt, and the weights, the batch and the
-results of three steps of a small model by TensorFlow. `run` compares these
-first. Then it prints the speed of each step on the first device,
-and its share of PEAK_TFLOPS, by default 989 for an H100 in bfloat16.
+results of three steps of small models by TensorFlow. `run` compares these
+first. Then it prints the speed of each step on the first device, its share of
+the peak, the ten most expensive operations of the last one and, where PyTorch
+and transformers are installed, the speed of AlbertForPreTraining with
+torch.compile. A dry run on a CPU:
+
+    python -m benchmarks.lowered_steps lower /tmp/steps --device_type=CPU \
+        --cases small "small, packed"
+    python -m benchmarks.lowered_steps run /tmp/steps --peak_tflops=0.1
 """
 
+import argparse
+import collections
 import dataclasses
 import json
 import lzma
-import os
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -40,10 +49,26 @@ class Case:
     dropout: float = 0.0
     packing: str = "none"
     micro_batches: int = 1
+    optimizer: str = "lamb"
+    remat: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is of a small model, with results of TensorFlow."""
+        return self.name.startswith(SMALL)
+
+    @property
+    def num_predictions(self) -> int:
+        """Masked positions of a row."""
+        return round(0.15 * self.length + 0.5)
 
 
 CASES = (
     Case(SMALL, 8, 32, "float32", 0.1),
+    Case("small, packed", 8, 32, "float32", 0.1, "best_fit"),
+    Case(
+        "small, AdamW, remat", 8, 32, "float32", 0.1, "none", 2, "adamw", True
+    ),
     Case("128 tokens", 256, 128),
     Case("128 tokens, dropout", 256, 128, dropout=0.1),
     Case("512 tokens", 64, 512),
@@ -71,7 +96,6 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     from albert_tf.training import pjrt_steps, schedules, train_step
     from albert_tf.training.pretraining import Pretraining
 
-    is_small = case.name == SMALL
     sizes: dict[str, Any] = {
         "hidden_size": 32,
         "num_attention_heads": 2,
@@ -79,17 +103,21 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     }
     sizes |= {"intermediate_size": 64, "num_hidden_layers": 2}
     config = settings.PretrainingConfig(
-        model=settings.ModelConfig(**(sizes if is_small else {})),
+        model=settings.ModelConfig(**(sizes if case.is_small else {})),
         data=settings.DataConfig(
             input_file=("none",),
             global_batch_size=case.rows,
             max_seq_length=case.length,
-            max_predictions_per_seq=round(0.15 * case.length + 0.5),
+            max_predictions_per_seq=case.num_predictions,
             gradient_accumulation_steps=case.micro_batches,
             packing=case.packing,
         ),
-        distribution=settings.DistributionConfig(precision=case.precision),
-        optimizer=settings.OptimizerConfig(num_warmup_steps=0),
+        distribution=settings.DistributionConfig(
+            precision=case.precision, remat=case.remat
+        ),
+        optimizer=settings.OptimizerConfig(
+            optimizer=case.optimizer, num_warmup_steps=0
+        ),
         training=settings.TrainingConfig(num_train_steps=1000),
     )
     objective = Pretraining(config)
@@ -117,7 +145,7 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
         "flops": objective.flops_per_step(),
         "results": [],
     }
-    if is_small:
+    if case.is_small:
         step_in_tensorflow = traced.function
         for _ in range(3):
             values, _ = step_in_tensorflow(tf.constant(0), *batch.values())
@@ -127,7 +155,7 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     path.with_suffix(".hlo.xz").write_bytes(lzma.compress(hlo, preset=1))
     arrays: dict[str, Any] = {
         f"{name}{number}": value
-        if is_small or name == "batch" or value.ndim < 1
+        if case.is_small or name == "batch" or value.ndim < 1
         # Weights of base need not be transferred: see `_values`.
         else np.array(value.shape)
         for name, values in parts.items()
@@ -154,28 +182,66 @@ def _batch(case: Case, config: Any, features: Any) -> dict[str, np.ndarray]:
     return batch
 
 
-def run(directory: pathlib.Path) -> bool:
+def run(directory: pathlib.Path, peak_tflops: float) -> bool:
     """Runs all cases of a directory; returns whether results are equal."""
+    paths = sorted(
+        directory.glob("*.json"), key=lambda p: not p.stem.startswith(SMALL)
+    )
+    cases = [Case(**json.loads(p.read_text())["case"]) for p in paths]
+    # Before JAX takes the memory of the device.
+    others = {case: _time_pytorch(case) for case in cases if not case.is_small}
     import jax
 
     device = jax.devices()[0]
     print(f"jax {jax.__version__}, {device.device_kind}")
-    paths = sorted(directory.glob("*.json"), key=lambda p: p.stem != SMALL)
     equal = True
     print(
-        "| case | rows | compile s | ms a step | tokens/s | MFU | GB | loss |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "| case | rows | difference | compile s | ms a step | tokens/s | MFU "
+        f"| GB | loss | PyTorch tokens/s |\n{'|---' * 10}|"
     )
-    for path in paths:
+    operations: list[str] = []
+    for path, case in zip(paths, cases, strict=True):
         try:
-            equal &= _run(path, device)
+            is_equal, row, operations = _run(path, device, peak_tflops)
+            equal &= is_equal
+            print(f"{row} | {others.get(case, '')} |", flush=True)
         except jax.errors.JaxRuntimeError as error:
-            print(f"| {path.stem} | {str(error).splitlines()[0][:200]} |")
+            print(f"| {case.name} | {str(error).splitlines()[0][:200]} |")
             equal = False
+    print("\n".join(operations))
     return equal
 
 
-def _run(path: pathlib.Path, device: Any) -> bool:
+def _time_pytorch(case: Case) -> str:
+    """Tokens per second of Hugging Face's model; "" if it cannot run."""
+    if case.packing != "none":
+        return ""
+    work = {
+        "batch": case.rows,
+        "length": case.length,
+        "predictions": case.num_predictions,
+        "bfloat16": case.precision != "float32",
+        "dropout": case.dropout,
+        "threads": 1,
+    }
+    script = pathlib.Path(__file__).with_name("train_step_contenders.py")
+    done = subprocess.run(
+        [sys.executable, script, "hugging_face_compiled", json.dumps(work)],
+        input="\n" * NUM_STEPS,
+        stdout=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+    seconds = [json.loads(line)["s"] for line in done.stdout.splitlines()[1:]]
+    if not seconds:
+        return ""
+    return f"{case.rows * case.length / statistics.median(seconds):,.0f}"
+
+
+def _run(
+    path: pathlib.Path, device: Any, peak_tflops: float
+) -> tuple[bool, str, list[str]]:
+    """Whether results are equal, a row of the table, and operations."""
     import jax
 
     facts = json.loads(path.read_text())
@@ -213,8 +279,6 @@ def _run(path: pathlib.Path, device: Any) -> bool:
         found, expected = np.asarray(vector), np.array(wanted)
         differences = np.abs(found - expected) / (np.abs(expected) + 1e-3)
         worst = max(worst, float(differences.max()))
-    if results:
-        print(f"{case.name}: largest relative difference {worst:.1e}")
     seconds = []
     for _ in range(3):
         began = time.monotonic()
@@ -226,14 +290,34 @@ def _run(path: pathlib.Path, device: Any) -> bool:
     memory: Any = compiled.memory_analysis()
     size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     tokens = case.rows * case.length
-    peak = float(os.environ.get("PEAK_TFLOPS", 989)) * 1e12
-    print(
-        f"| {case.name} | {case.rows} | {compile_s:.0f} | {step_s * 1e3:.2f} "
-        f"| {tokens / step_s:,.0f} | {facts['flops'] / step_s / peak:.1%} "
-        f"| {size / 1e9:.2f} | {float(vector[0]):.4f} |",
-        flush=True,
+    difference = f"{worst:.1e}" if results else ""
+    row = (
+        f"| {case.name} | {case.rows} | {difference} | {compile_s:.0f} "
+        f"| {step_s * 1e3:.2f} | {tokens / step_s:,.0f} "
+        f"| {facts['flops'] / step_s / peak_tflops / 1e12:.1%} "
+        f"| {size / 1e9:.2f} | {float(vector[0]):.4f}"
     )
-    return worst < TOLERANCE
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            compiled(updated, read, batch)[1].block_until_ready()
+        (profile,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        operations = _most_expensive(profile)
+    return worst < TOLERANCE, row, operations
+
+
+def _most_expensive(profile: pathlib.Path) -> list[str]:
+    """The ten operations that took most of a step, with milliseconds."""
+    import jax
+
+    total: collections.Counter[str] = collections.Counter()
+    for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
+        on_device = plane.name.startswith("/device:")
+        for line in plane.lines:
+            if "XLA" not in line.name and not on_device:
+                continue
+            for event in line.events:
+                total[event.name[:100]] += event.duration_ns
+    return [f"{ns / 1e6:8.3f} ms  {name}" for name, ns in total.most_common(10)]
 
 
 def _values(stored: Any, name: str) -> list[np.ndarray]:
@@ -251,12 +335,29 @@ def _values(stored: Any, name: str) -> list[np.ndarray]:
 
 def main() -> int:
     """Does what the command line says."""
-    command, directory, *names = sys.argv[1:]
-    path = pathlib.Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
-    if command == "run":
-        return 0 if run(path) else 1
-    lower(path, os.environ.get("DEVICE_TYPE", "GPU"), names)
+    parser = argparse.ArgumentParser(
+        "benchmarks.lowered_steps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=("lower", "run"))
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--device_type", default="GPU", help="of lower")
+    parser.add_argument(
+        "--cases",
+        nargs="*",
+        metavar="CASE",
+        default=[],
+        help=f"of lower, default all: {'; '.join(c.name for c in CASES)}",
+    )
+    parser.add_argument(
+        "--peak_tflops", type=float, default=989, help="default: H100, bfloat16"
+    )
+    given = parser.parse_args()
+    given.directory.mkdir(parents=True, exist_ok=True)
+    if given.command == "run":
+        return 0 if run(given.directory, given.peak_tflops) else 1
+    lower(given.directory, given.device_type, given.cases)
     return 0
 
 

@@ -102,7 +102,8 @@ def measure(
     """What each contender prints for each step; they take turns."""
     processes = {}
     for name in config.contenders:
-        python = getattr(config, f"python_{name}", sys.executable)
+        name_of_python = f"python_{name.removesuffix('_compiled')}"
+        python = getattr(config, name_of_python, sys.executable)
         process = _start(python, name, work)
         if process is not None:
             processes[name] = process

@@ -67,7 +67,6 @@ def albert_tf(
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
     from albert_tf import config
-    from albert_tf.cluster import pjrt
     from albert_tf.cluster import strategy as strategies
     from albert_tf.training import pjrt_steps, schedules, train_step
     from albert_tf.training.pretraining import Pretraining
@@ -94,7 +93,7 @@ def albert_tf(
     )
     rates = schedules.DropoutRates(work.dropout, work.dropout)
     if runtime == "pjrt":
-        strategy = pjrt.make_strategy(run.distribution, None)
+        strategy: Any = strategies.make_strategy(run.distribution)
         with strategy.scope():
             state = train_step.make_state(run, Pretraining(run))
         steps = pjrt_steps.PjrtSteps(strategy, state, run)
@@ -192,18 +191,19 @@ def keras_hub(work: Work) -> Step:
     return lambda: float(step(inputs, batch))
 
 
-def hugging_face(work: Work) -> Step:
+def hugging_face(work: Work, compiled: bool = False) -> Step:
     """Hugging Face's model on PyTorch, with fused attention.
 
-    Its own loss has logits at all positions; here as in the other contenders,
-    only masked positions have logits.
+    On the first GPU, if there is one. Its own loss has logits at all positions;
+    here as in the other contenders, only masked positions have logits.
     """
     import torch
     import transformers
 
     torch.set_num_threads(work.threads)
     torch.manual_seed(0)
-    model = transformers.AlbertForPreTraining(
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: Any = transformers.AlbertForPreTraining(
         transformers.AlbertConfig(
             vocab_size=30_000,
             hidden_size=768,
@@ -216,34 +216,47 @@ def hugging_face(work: Work) -> Step:
             attn_implementation="sdpa",
         )
     ).train()
+    model.to(device)
     batch = {
-        k: torch.tensor(v).to(torch.long) for k, v in work.arrays().items()
+        k: torch.tensor(v).to(device, torch.long)
+        for k, v in work.arrays().items()
     }
-    rows = torch.arange(work.batch)[:, None]
+    rows = torch.arange(work.batch, device=device)[:, None]
     positions = batch["masked_lm_positions"]
     cross_entropy = torch.nn.functional.cross_entropy
     update = _make_torch_lamb(list(model.named_parameters()))
 
-    def step() -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=work.bfloat16):
+    def compute_loss() -> Any:
+        with torch.autocast(device, torch.bfloat16, enabled=work.bfloat16):
             hidden, pooled = model.albert(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["input_mask"],
                 token_type_ids=batch["segment_ids"],
             )[:2]
             logits = model.predictions(hidden[rows, positions])
-            loss = cross_entropy(
+            return cross_entropy(
                 logits.float().flatten(0, 1), batch["masked_lm_ids"].flatten()
             ) + cross_entropy(
                 model.sop_classifier(pooled).float(),
                 batch["next_sentence_labels"][:, 0],
             )
+
+    if compiled:
+        compute_loss = torch.compile(compute_loss)
+
+    def step() -> float:
+        loss = compute_loss()
         loss.backward()
         update()
         model.zero_grad()
         return float(loss.detach())
 
     return step
+
+
+def hugging_face_compiled(work: Work) -> Step:
+    """`hugging_face` with torch.compile."""
+    return hugging_face(work, compiled=True)
 
 
 def _make_torch_lamb(parameters: list[tuple[str, Any]]) -> Callable[[], None]:
@@ -268,12 +281,13 @@ def _make_torch_lamb(parameters: list[tuple[str, Any]]) -> Callable[[], None]:
         torch._foreach_add_(roots, 1e-6)
         updates = torch._foreach_div(m, roots)
         for p, change, adapt in zip(tensors, updates, adapted, strict=True):
-            rate = LEARNING_RATE
             if adapt:
                 change.add_(p, alpha=DECAY)
-                norms = float(p.norm()), float(change.norm())
-                rate *= norms[0] / norms[1] if all(norms) else 1.0
-            p.add_(change, alpha=-rate)
+                # Without a value on the host, for which a GPU would wait.
+                ratio = p.norm() / change.norm()
+                valid = torch.isfinite(ratio) & (ratio > 0)
+                change.mul_(torch.where(valid, ratio, 1.0))
+            p.add_(change, alpha=-LEARNING_RATE)
 
     return update
 
@@ -291,7 +305,7 @@ CONTENDERS: dict[str, Callable[[Work], Step]] = {
     contender.__name__: contender
     for contender in (
         *(albert_tf, albert_tf_pjrt, albert_tf_remat),
-        *(keras_hub, hugging_face),
+        *(keras_hub, hugging_face, hugging_face_compiled),
     )
 }
 

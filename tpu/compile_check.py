@@ -1,7 +1,7 @@
 r"""Estimate memory and speed of a run on a TPU slice, without a TPU.
 
-Compiles the trainer's step for one core, including the sums over all cores of
-the slice, with Google's TPU compiler. Install it with
+Compiles the step of `--runtime=pjrt`, including the sums over all cores of the
+slice, with Google's TPU compiler. Install it with
 `pip install 'albert-tf[cpu,tpu-compile]'`.
 
     python -m tpu.compile_check \
@@ -136,7 +136,7 @@ def estimate(
 
     from albert_tf.cluster.strategy import per_replica_batch_size
     from albert_tf.training.cost import flops_per_step
-    from tpu import replica_program, tpu_compiler
+    from tpu import tpu_compiler
 
     data, chip, num_cores = config.data, where.chip, where.num_cores
     micro_batches = data.gradient_accumulation_steps
@@ -160,12 +160,11 @@ def estimate(
         model_flops=flops // num_cores,
         versions={**found_versions, "tensorflow": tf.__version__},
     )
-    logging.info("lowering the training step for %s", where)
-    hlo = replica_program.lower(config, num_cores)
-    logging.info("compiling (%s)", "quick" if quick else "takes minutes")
+    speed = "quick" if quick else "takes minutes"
+    logging.info("compiling the training step for %s (%s)", where, speed)
     try:
-        compiled, module = tpu_compiler.compile_program(
-            hlo, devices, quick=quick
+        compiled, module = tpu_compiler.compile_step(
+            config, devices, quick=quick
         )
     except tpu_compiler.DoesNotCompileError as error:
         return dataclasses.replace(planned, error=str(error))

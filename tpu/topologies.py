@@ -1,7 +1,7 @@
 """TPU slices and chips, by the names of Google Cloud.
 
 A slice is named by its accelerator type, e.g. `v5litepod-256`. Types of v5e and
-v6e count chips; those of v2 to v4 and v5p count cores, two per chip.
+v6e count chips; those of v2 to v4, v5p and TPU7x count cores, two per chip.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from albert_tf.cluster.devices import TPU_ALIASES, TPU_CHIPS, TPUChip
 from albert_tf.errors import UserError
 
 # Versions whose accelerator types count cores, two per chip.
-_COUNTED_BY_CORES = ("v2", "v3", "v4", "v5p")
+_COUNTED_BY_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")
 
 # Shapes of the accelerator types, by number of dimensions.
 _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {

@@ -1,9 +1,7 @@
 """Google's TPU compiler, libtpu, on a machine without a TPU.
 
-This file uses private names of jax and jaxlib, as `cluster.jax_private` does.
-They change between releases, so the extra `tpu-compile` pins the version.
-JAX computes nothing here: it loads the compiler, and passes it the program that
-TensorFlow has lowered.
+It compiles the program that `--runtime=pjrt` runs on a slice. JAX computes
+nothing here.
 """
 
 import dataclasses
@@ -14,16 +12,19 @@ import os
 import re
 from typing import Any
 
-import numpy as np
+import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from albert_tf.cluster import jax_private
+from albert_tf.cluster import jax_private, pjrt
+from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
+from albert_tf.records.features import features_to_read
+from albert_tf.training import pjrt_steps, schedules, train_step
+from albert_tf.training.pretraining import Pretraining
 from tpu.topologies import Slice
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
-JAX_VERSION = "0.10.2"  # as in setup.py
 INSTALL = "pip install 'albert-tf[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)"
 
 # libtpu reads these variables when it is loaded.
@@ -55,22 +56,14 @@ class DoesNotCompileError(Exception):
 
 def check_installed() -> dict[str, str]:
     """Returns the versions of the packages; refuses missing or other ones."""
-    missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
-    if missing:
+    jax_private.check_installed()
+    if not importlib.util.find_spec("libtpu"):
         raise UserError(
             "the TPU compiler must be installed",
-            received=f"no {', '.join(missing)}",
+            received="no libtpu",
             remedy=INSTALL,
         )
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    if {found["jax"], found["jaxlib"]} != {JAX_VERSION}:
-        raise UserError(
-            f"jax and jaxlib must be {JAX_VERSION}, because their private "
-            "names change between releases",
-            received=f"{found['jax']} and {found['jaxlib']}",
-            remedy=INSTALL,
-        )
-    return found
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def slice_devices(where: Slice) -> list[Any]:
@@ -97,15 +90,12 @@ def slice_devices(where: Slice) -> list[Any]:
     return list(description.devices)[: where.num_cores]
 
 
-def compile_program(
-    hlo: bytes, devices: list[Any], *, quick: bool = False
+def compile_step(
+    config: PretrainingConfig, devices: list[Any], *, quick: bool = False
 ) -> tuple[Compiled, hlo_pb2.HloModuleProto]:
-    """Compiles a program that all devices run at the same time.
+    """Compiles the first step of a run, with the sums over all devices.
 
     Args:
-        hlo: A serialized HLO module that TensorFlow has lowered for a CPU,
-            since TensorFlow for CPUs cannot lower for TPUs.
-            `jax_private.convert` rewrites the differences.
         devices: From `slice_devices`.
         quick: Compiles with low effort, in a quarter of the time: memory is
             right within a few per cent, cycles are meaningless.
@@ -117,38 +107,32 @@ def compile_program(
         DoesNotCompileError: If the compiler rejects the program, e.g. because
             it exceeds the memory of a core; with the compiler's message.
     """
-    from jax._src.interpreters import mlir
-    from jax._src.lib import _jax
-    from jax._src.lib import xla_client as xc
-    from jax._src.lib.mlir import ir
+    import jax
 
-    options = xc.CompileOptions()
-    build = options.executable_build_options
-    options.num_replicas = build.num_replicas = len(devices)
-    options.num_partitions = build.num_partitions = 1
-    build.device_assignment = xc.DeviceAssignment.create(
-        np.array([[device.id] for device in devices])
-    )
-    if quick:
-        build.exec_time_optimization_effort = -1.0
-    with mlir.make_ir_context():
-        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-        jax_private.convert(module, hardware_bits=True, as_partitions=False)
-        try:
-            executable = devices[0].client.compile(
-                module,
-                executable_devices=xc.DeviceList(tuple(devices)),
-                compile_options=options,
-            )
-        except _jax.JaxRuntimeError as error:
-            raise DoesNotCompileError(str(error)) from None
-    memory = executable.get_compiled_memory_stats()
+    strategy = pjrt.PjrtStrategy(devices)
+    with strategy.scope():
+        state = train_step.make_state(config, Pretraining(config))
+    batch = {
+        feature.name: tf.TensorSpec(
+            [config.data.global_batch_size, feature.length(config.data)],
+            # The dtypes of batches: TPUs have no int64.
+            tf.int32 if feature.dtype == "int64" else tf.float32,
+        )
+        for feature in features_to_read("static", config.data.packing)
+    }
+    steps = pjrt_steps.PjrtSteps(strategy, state, config)
+    jax.config.update("jax_exec_time_optimization_effort", -1.0 * quick)
+    try:
+        program = steps.compile(batch, schedules.dropout_rates(0, config))
+    except (UserError, jax.errors.JaxRuntimeError) as error:
+        raise DoesNotCompileError(str(error)) from None
+    memory = program.memory_analysis()
     compiled = Compiled(
         peak_bytes=memory.peak_memory_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,
-        flops=executable.cost_analysis()["flops"],
+        flops=program.cost_analysis()["flops"],
     )
-    (optimized,) = executable.hlo_modules()
+    (optimized,) = program.runtime_executable().hlo_modules()
     return compiled, hlo_pb2.HloModuleProto.FromString(
         optimized.as_serialized_hlo_module_proto()
     )

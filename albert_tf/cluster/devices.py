@@ -105,9 +105,10 @@ TPU_CHIPS = {
     "v5e": TPUChip("0x0063", 1, 15.75, 197e12, 1.5e9, 200e9, 256),
     "v5p": TPUChip("0x0062", 1, 95.74, 459e12, 1.75e9, 600e9, 2048, 3),
     "v6e": TPUChip("0x006f", 1, 31.25, 918e12, 1.75e9, 400e9, 256),
+    "tpu7x": TPUChip("0x0076", 2, 94.75, 1153.5e12, 2.2e9, 600e9, 2048, 3),
 }
 # Chips that are recognised on the PCI bus but not described in the table.
-_OTHER_PCI_IDS = {"0x0056": "unnamed", "0x0076": "TPU7x"}
+_OTHER_PCI_IDS = {"0x0056": "unnamed"}
 
 # Names of versions in accelerator types, where they differ from the table.
 TPU_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}

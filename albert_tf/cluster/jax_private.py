@@ -1,8 +1,7 @@
 """A program that TensorFlow has lowered, as an operation of JAX.
 
-This module and `tpu.tpu_compiler` hold every private name of jax and jaxlib
-that the repository uses. They change between releases, so `RELEASES` limits
-these; the tests run with the oldest and the newest.
+This module holds every private name of jax and jaxlib that the repository uses.
+They change between releases, so `RELEASES` limits these.
 """
 
 import dataclasses
@@ -41,7 +40,8 @@ def check_installed() -> None:
         version != "none" and RELEASES.contains(version) for version in found
     ):
         raise UserError(
-            f"runtime=pjrt needs jax and jaxlib {RELEASES}",
+            f"jax and jaxlib must be {RELEASES}, because their private names "
+            "change between releases",
             received=" and ".join(found),
             remedy=f"{INSTALL}.",
         )
@@ -135,7 +135,7 @@ def _primitive() -> Any:
 
     def lower(context: Any, *arguments: Any, lowered: Lowered) -> Any:
         module = _parse(lowered.hlo)
-        convert(module, lowered.hardware_bits)
+        _convert(module, lowered.hardware_bits)
         (main,) = (
             operation
             for operation in module.body.operations
@@ -156,15 +156,13 @@ def _primitive() -> Any:
     return primitive
 
 
-def convert(
-    module: Any, hardware_bits: bool, as_partitions: bool = True
-) -> None:
+def _convert(module: Any, hardware_bits: bool) -> None:
     """Rewrites what TensorFlow lowers otherwise than JAX's compilers need.
 
     1. Copies of updated variables: StableHLO has no such operation, so each is
        replaced by its operand.
-    2. Sums over replicas, with `as_partitions`: the devices of a function of
-       JAX are partitions of one program, numbered globally.
+    2. Sums over replicas: the devices of a function of JAX are partitions of
+       one program, numbered globally.
     3. Random bits, with `hardware_bits`: if a program does not choose a
        generator (ours never do), TensorFlow uses Philox on a CPU and the
        hardware's generator on a TPU, whose state is one number shorter.
@@ -178,7 +176,7 @@ def convert(
         if operation.name == "mhlo.copy":
             operation.results[0].replace_all_uses_with(operation.operands[0])
             operation.erase()
-        elif as_partitions and operation.name == "stablehlo.all_reduce":
+        elif operation.name == "stablehlo.all_reduce":
             channel = hlo.ChannelHandle.get(next(channels), 1)
             operation.attributes["channel_handle"] = channel
             operation.attributes["use_global_device_ids"] = ir.UnitAttr.get()

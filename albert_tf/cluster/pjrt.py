@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,10 @@ TO_SAVE_MEMORY = (
 )
 
 _AXIS = "replicas"
+# Sizes in what the compiler for TPUs says of a program that is too large: first
+# what the program needs; then what there is.
+_SIZE = re.compile(r"\b([\d.]+)([KMG])\b")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 # Where JAX stores compiled programs, unless its own variable says otherwise.
 _CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _CACHE = "~/.cache/albert_tf/jax"
@@ -62,6 +67,8 @@ def make_strategy(
     if not os.environ.get(_CACHE_VARIABLE):
         cache = str(pathlib.Path(_CACHE).expanduser())
         jax.config.update("jax_compilation_cache_dir", cache)
+    # Otherwise, it would compile programs again that take less than a second.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     number = config.num_logical_cpus
     if number > 1:
         with contextlib.suppress(RuntimeError):  # JAX has started
@@ -70,6 +77,8 @@ def make_strategy(
     try:
         several = cluster or config.strategy == "multi_worker"
         if several and not jax.distributed.is_initialized():
+            # Its handler of SIGTERM would do nothing.
+            jax.config.update("jax_enable_preemption_service", False)
             first, num_processes, index = cluster or (None, None, None)
             jax.distributed.initialize(
                 first,
@@ -77,6 +86,7 @@ def make_strategy(
                 index,
                 initialization_timeout=timeout_s,
                 heartbeat_timeout_seconds=timeout_s,
+                shutdown_timeout_seconds=timeout_s,
             )
         devices = jax.devices("cpu" if number > 1 else None)
     except jax.errors.JaxRuntimeError as error:
@@ -338,13 +348,19 @@ class Program:
 
     Args:
         function: Called in a `ReplicaContext` while TensorFlow traces it.
+        micro_batches: How many it divides the batch of a replica into; 0: it
+            cannot divide it.
     """
 
     def __init__(
-        self, strategy: PjrtStrategy, function: ReplicaFunction
+        self,
+        strategy: PjrtStrategy,
+        function: ReplicaFunction,
+        micro_batches: int = 0,
     ) -> None:
         self._strategy = strategy
         self._function = function
+        self._micro_batches = micro_batches
         self._program: Any = None  # of JAX
         self._updated: list[tf.Variable] = []
         self._read: list[tf.Variable] = []
@@ -361,38 +377,41 @@ class Program:
         Raises:
             UserError: If the devices have too little memory.
         """
-        import jax
-
         strategy = self._strategy
         of_replica = [
             [np.full(1, flag, np.float32)] * len(strategy.local_devices)
             for flag in flags
         ]
         if self._program is None:
-            self._program = self._make(batch, len(flags))
-        try:
+            self._program = self.compile(batch, len(flags))
+            self._check_memory(batch)
+        with self._explain_memory(batch):
             updated, equal, by_rows = self._program(
                 strategy.arrays_of(self._updated),
                 strategy.arrays_of(self._read),
                 list(batch.values()),
                 [strategy.join_rows(parts) for parts in of_replica],
             )
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise UserError(
-                "the program must fit into the memory of a device",
-                received=first_line(error)[:400],
-                remedy=TO_SAVE_MEMORY,
-            ) from None
         strategy.update(self._updated, updated)
         return equal, by_rows
 
-    def _make(self, batch: Mapping[str, Any], num_flags: int) -> Any:
-        """Lowers the function; returns a function of JAX."""
+    def compile(self, batch: Mapping[str, Any], num_flags: int) -> Any:
+        """Compiles it for the devices, which need not exist here.
+
+        Args:
+            batch: Arrays or specs of the global batch.
+
+        Returns:
+            A `jax.stages.Compiled`. It takes the variables that it updates,
+            those that it only reads, the batch and the flags.
+
+        Raises:
+            UserError: If the devices have too little memory.
+        """
         import jax
 
         strategy = self._strategy
+        on_all, by_rows = strategy.on_all, strategy.by_rows
         traced = trace(
             self._function,
             batch,
@@ -401,7 +420,6 @@ class Program:
             hardware_bits=strategy.device_type == "TPU",
         )
         self._updated, self._read = traced.updated, traced.read
-        on_all, by_rows = strategy.on_all.spec, strategy.by_rows.spec
 
         def run(updated: Any, read: Any, batch: Any, flags: Any) -> Any:
             number = jax.lax.axis_index(_AXIS).astype(np.int32)
@@ -411,16 +429,92 @@ class Program:
             )
             return changed, *tf.nest.pack_sequence_as(traced.outputs, results)
 
-        return jax.jit(
+        def specs(values: Iterable[Any], sharding: Any) -> list[Any]:
+            return [
+                jax.ShapeDtypeStruct(
+                    tuple(value.shape),
+                    tf.as_dtype(value.dtype).as_numpy_dtype,
+                    sharding=sharding,
+                )
+                for value in values
+            ]
+
+        program = jax.jit(
             jax.shard_map(
                 run,
                 mesh=strategy.mesh,
-                in_specs=(on_all, on_all, by_rows, by_rows),
-                out_specs=(on_all, on_all, by_rows),
+                in_specs=(on_all.spec, on_all.spec, by_rows.spec, by_rows.spec),
+                out_specs=(on_all.spec, on_all.spec, by_rows.spec),
                 check_vma=False,
             ),
             donate_argnums=0,
-            out_shardings=strategy.on_all,
+            out_shardings=on_all,
+        )
+        flag = tf.TensorSpec([strategy.num_replicas_in_sync], tf.float32)
+        with self._explain_memory(batch):
+            return program.lower(
+                specs(traced.updated, on_all),
+                specs(traced.read, on_all),
+                specs(batch.values(), by_rows),
+                specs([flag] * num_flags, by_rows),
+            ).compile()
+
+    def _check_memory(self, batch: Mapping[str, Any]) -> None:
+        """Refuses a plan of the compiler that exceeds the devices.
+
+        Otherwise, GPUs would fail later, while they compute.
+        """
+        limits = self._strategy.local_devices[0].memory_stats() or {}
+        plan = self._program.memory_analysis()
+        used = plan.argument_size_in_bytes + plan.temp_size_in_bytes
+        used += plan.output_size_in_bytes - plan.alias_size_in_bytes
+        if used > (limit := limits.get("bytes_limit", used)):
+            said = f"a plan of {used / 2**30:.2f}G of {limit / 2**30:.2f}G"
+            raise self._too_large(said, used, limit, batch)
+
+    @contextlib.contextmanager
+    def _explain_memory(self, batch: Mapping[str, Any]) -> Iterator[None]:
+        import jax
+
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            said = first_line(error)[:300]
+            sizes = _SIZE.findall(said)
+            used, limit, *_ = (
+                *(float(number) * _UNITS[unit] for number, unit in sizes),
+                *(0.0, 0.0),
+            )
+            raise self._too_large(said, used, limit, batch) from None
+
+    def _too_large(
+        self, said: str, used: float, limit: float, batch: Mapping[str, Any]
+    ) -> UserError:
+        """The error, with the micro-batches that would fit, if it knows.
+
+        Args:
+            used, limit: Bytes that the program needs, and that there are.
+        """
+        rows = next(iter(batch.values())).shape[0]
+        rows //= self._strategy.num_replicas_in_sync
+        # Weights, moments and, a third of these, gradients.
+        kept = sum(4 * v.shape.num_elements() for v in self._updated) * 4 / 3
+        # The rest is proportional to the rows of a micro-batch.
+        least = self._micro_batches * (used - kept)
+        fitting = (
+            number
+            for number in range(self._micro_batches + 1, rows + 1)
+            if rows % number == 0 and number * (limit - kept) >= least > 0
+        )
+        remedy = TO_SAVE_MEMORY
+        if number := next(fitting, 0):
+            remedy = f"Try --gradient_accumulation_steps={number}. {remedy}"
+        return UserError(
+            "the program must fit into the memory of a device",
+            received=said,
+            remedy=remedy,
         )
 
 

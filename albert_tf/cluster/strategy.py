@@ -73,6 +73,8 @@ def _pjrt_strategy(config: DistributionConfig) -> pjrt.PjrtStrategy:
         addresses, index = workers.read_workers()
         first = addresses[0], len(addresses), index
     strategy = pjrt.make_strategy(config, first)
+    if strategy.num_processes > 1:
+        workers.retry_after_abort()
     if strategy.device_type == "CPU":
         keep_freed_memory()
     logging.info(

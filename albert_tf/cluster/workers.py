@@ -15,10 +15,13 @@ These functions end the run instead, within `--worker_timeout_s`:
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import re
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
@@ -163,47 +166,79 @@ def name_lost_workers(
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     errors: tuple[type[Exception], ...] = LOSS_ERRORS
-    if isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1:
+    in_jax = isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1
+    if in_jax:
         errors += strategy.loss_errors
+    who = "JAX" if in_jax else "TensorFlow"
     try:
         yield
     except errors as error:
+        said = f"{who} says: {first_line(error)[:200]}"
         addresses: Sequence[str] = ()
         if on_tpu:
             addresses = slice_servers(strategy)
+        elif in_jax:
+            addresses = _server_of_jax()
         elif strategy is None or not is_one_process(strategy):
             addresses, _ = read_workers()
-        wanted = "all workers of the run must answer"
-        remedy = (
-            "Find the worker that failed first in the logs of all workers. "
-            "Then start all workers again"
-        )
-        if len(addresses) < 2 and not on_tpu:
+        if len(addresses) < 2 and not (on_tpu or in_jax):
             raise
-        if len(addresses) < 2:
-            addresses = ()
+        if len(addresses) < 2 and on_tpu:
             logging.exception("an operation on the TPU failed")
-            wanted = "the TPU of this machine must answer"
-            remedy = (
-                "If this happens again, use another machine. Start this "
-                "command again"
-            )
-        silent = _name_silent(dict(enumerate(addresses)))
-        # A failure within this process may look the same, so quote it.
-        received = f"TensorFlow says: {first_line(error)[:200]}"
-        if silent:
-            received = f"no answer from {silent}; {received}"
-        raise RetryError(
-            wanted,
-            received=received,
-            remedy=f"{remedy}: the run continues from its last checkpoint.",
-        ) from None
+            raise RetryError(
+                "the TPU of this machine must answer",
+                received=said,
+                remedy="If this happens again, use another machine. Start this "
+                "command again: the run continues from its last checkpoint.",
+            ) from None
+        raise _loss(said, addresses) from None
     finally:
         if on_tpu:
             # At exit, TPUStrategy waits for all hosts. If one has been lost,
             # e.g. after SIGTERM, the process would never end, or would report
             # the loss a second time, with a traceback.
             atexit.unregister(context.async_wait)
+
+
+# Handlers of signals in C, which must not be deleted.
+_HANDLERS: list[object] = []
+
+
+def retry_after_abort() -> None:
+    """Makes an abort of this process end it as `name_lost_workers` does.
+
+    JAX aborts a process as soon as it knows that another one is lost; what
+    Python would call then cannot be set without an error of jaxlib 0.10.2.
+    """
+
+    def end(_: int) -> None:
+        time.sleep(TRY_S)  # the main thread may be about to name the loss
+        error = _loss("JAX says: see above", _server_of_jax())
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_status)
+
+    # The process ends after a handler of Python's own.
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+    _HANDLERS.append(handler)
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+
+
+def _server_of_jax() -> list[str]:
+    """HOST:PORT of the first worker, if it is known: the others listen not."""
+    return read_workers()[0][:1] if os.environ.get("TF_CONFIG") else []
+
+
+def _loss(said: str, addresses: Sequence[str]) -> RetryError:
+    """The error of a lost worker; names those that do not answer."""
+    silent = _name_silent(dict(enumerate(addresses)))
+    return RetryError(
+        "all workers of the run must answer",
+        # A failure within this process may look the same, so quote it.
+        received=f"no answer from {silent}; {said}" if silent else said,
+        remedy="Find the worker that failed first in the logs of all workers. "
+        "Then start all workers again: the run continues from its last "
+        "checkpoint.",
+    )
 
 
 def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:

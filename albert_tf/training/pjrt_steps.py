@@ -114,6 +114,10 @@ class PjrtSteps:
             np.array(times),
         )
 
+    def compile(self, batch: Mapping[str, Any], rates: DropoutRates) -> Any:
+        """Compiles a step; see `Program.compile`."""
+        return self._program(rates).compile(batch, int(self._sums_flags))
+
     def _requests_stop(self) -> float:
         flag = self._stop_flag
         return 0.0 if flag is None else float(flag.numpy())
@@ -124,7 +128,9 @@ class PjrtSteps:
             step = make_function(
                 self._on_devices, self._config, rates, strategy.device_type
             )
-            self._programs[rates] = Program(strategy, step)
+            self._programs[rates] = Program(
+                strategy, step, self._config.data.gradient_accumulation_steps
+            )
         return self._programs[rates]
 
 

@@ -40,16 +40,23 @@ TIMEOUT_S = 20
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "lost"),
-    [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)],
+    ("runtime", "number", "lost"),
+    [
+        ("tensorflow", signal.SIGKILL, 0),
+        ("tensorflow", signal.SIGSTOP, 1),
+        pytest.param("pjrt", signal.SIGKILL, 0, marks=pytest.mark.jax),
+        pytest.param("pjrt", signal.SIGSTOP, 1, marks=pytest.mark.jax),
+    ],
 )
 def test_a_lost_worker_ends_the_others_with_one_line(
-    tiny_records, tmp_path, number, lost
+    tiny_records, tmp_path, runtime, number, lost
 ):
     config = tiny_run.make_config(
         tiny_records,
         tmp_path / "run",
+        runtime=runtime,
         strategy="multi_worker",
+        fuse_on_cpu=runtime == "pjrt",
         num_train_steps=10**6,
         steps_per_loop=5,
         save_checkpoints_steps=10,

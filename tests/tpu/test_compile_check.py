@@ -81,18 +81,13 @@ def test_a_loop_body_counts_for_each_iteration(
     )
 
 
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [(None, "no jax, jaxlib, libtpu"), ("0.11.0", "0.11.0 and 0.11.0")],
-)
-def test_other_compilers_are_refused(monkeypatch, version, message):
-    """The error names the extra, which pins the supported version."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: version)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    with pytest.raises(UserError, match=f"{message}.*tpu-compile"):
+def test_a_missing_compiler_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name != "libtpu"
+    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.10.2")
+    with pytest.raises(UserError, match=r"no libtpu.*tpu-compile"):
         tpu_compiler.check_installed()
-    pinned = f'"jax[tpu]=={tpu_compiler.JAX_VERSION}"'
-    assert pinned in (ROOT / "setup.py").read_text()
 
 
 def test_the_batch_must_fit_the_slice():
@@ -140,6 +135,7 @@ def test_the_compilers_error_is_printed(capsys):
     assert "DOES NOT COMPILE" in said
     assert "RESOURCE_EXHAUSTED" in said
     assert "15.75G" in said
+    assert "Try --gradient_accumulation_steps=" in said
 
 
 @pytest.mark.tpu_compile

@@ -1,7 +1,11 @@
 """Training by JAX's client equals training by TensorFlow."""
 
+import collections
 import dataclasses
+import pathlib
+import re
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from albert_tf.training import evaluate, pjrt_steps
 from albert_tf.training.progress import TIMING_METRICS
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
+from tests.helpers.run_processes import RunProcesses, check_same_run
 
 MODEL = dataclasses.replace(tiny_run.MODEL, num_hidden_layers=1)
 NUM_STEPS = 50
@@ -80,14 +85,17 @@ def test_run_trains_and_continues_with_either_runtime(
     wanted, whole = (train_by(name, config, runs[name]) for name in runs)
     assert_equal(whole, wanted, 1e-6)
 
-    for run_dir in runs.values():
+    def continued_by(runtime, run_dir):
         shutil.rmtree(run_dir / "checkpoints/step-00000050")
         shutil.rmtree(run_dir / "best")
-    assert_equal(train_by("pjrt", config, runs["tensorflow"]), wanted, 1e-6)
-    again = train_by("pjrt", config, runs["pjrt"])
+        return train_by(runtime, config, run_dir)
+
+    assert_equal(continued_by("pjrt", runs["tensorflow"]), wanted, 1e-6)
+    again = continued_by("pjrt", runs["pjrt"])
     assert again[0] == whole[0]
     for name, value in whole[1].items():
         np.testing.assert_array_equal(again[1][name], value)
+    assert_equal(continued_by("tensorflow", runs["pjrt"]), wanted, 1e-6)
 
     evaluate.evaluate_run(
         config.replace(
@@ -117,6 +125,38 @@ def test_replicas_train_as_those_of_tensorflow(
         for name in ("tensorflow", "pjrt")
     )
     assert_equal(found, wanted, 1e-6)
+
+
+@pytest.mark.jax
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_two_devices(tiny_records, tmp_path):
+    config = settings(tiny_records, tmp_path / "two", runtime="pjrt")
+    config = config.replace(num_train_steps=20, eval_every_n_steps=10)
+    several = config.replace(strategy="multi_worker")
+    run = RunProcesses(several, tmp_path, workers=2)
+    assert run.wait() == [0, 0], run.log()
+    train_by("pjrt", config.replace(num_logical_cpus=2), tmp_path / "one")
+    check_same_run(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.jax
+@pytest.mark.slow
+def test_a_restart_compiles_nothing(tiny_records, tmp_path):
+    """Of two dropout rates: the cache of JAX has their programs."""
+    import jax
+
+    counts = collections.Counter()
+    config = settings(
+        tiny_records, tmp_path, dropout_schedule="0:0.1,3:0"
+    ).replace(num_train_steps=6, save_checkpoints_steps=2)
+    train_by("pjrt", config, tmp_path)
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / f"checkpoints/step-0000000{step}")
+    jax.monitoring.register_event_listener(
+        lambda event, **_: counts.update([event.rpartition("/")[2]])
+    )
+    train_by("pjrt", config, tmp_path)
+    assert counts["cache_misses"] == 0 < counts["cache_hits"]
 
 
 @pytest.mark.jax
@@ -186,8 +226,38 @@ def test_other_releases_of_jax_are_refused(version, monkeypatch):
         jax_private.importlib.metadata, "version", lambda _: version
     )
     with pytest.raises(
-        UserError, match=f"needs jax and jaxlib .*{version} and {version}.*pip"
+        UserError,
+        match=f"jax and jaxlib must be .*{version} and {version}.*pip",
     ):
+        make_strategy(DistributionConfig(runtime="pjrt"))
+    setup = pathlib.Path(__file__).parents[2].joinpath("setup.py").read_text()
+    (limits,) = re.findall('^JAX = "jax(.*)"$', setup, re.M)
+    assert jax_private.SpecifierSet(limits) == jax_private.RELEASES
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    ("processes", "message"),
+    [
+        ([], "needs a device of JAX. Received: no tpu. Unset JAX_PLATFORMS"),
+        ([0, 0, 1], "same devices. Received: 2 H100 in process 0, 1 H100 in"),
+    ],
+)
+def test_other_devices_are_refused(processes, message, monkeypatch):
+    import jax
+
+    def devices(kind):
+        if not processes:
+            raise RuntimeError("no tpu")
+        return [
+            types.SimpleNamespace(
+                platform="gpu", device_kind="H100", process_index=index
+            )
+            for index in processes
+        ]
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(UserError, match=message):
         make_strategy(DistributionConfig(runtime="pjrt"))
 
 
@@ -200,14 +270,30 @@ def test_too_many_devices_are_refused():
 
 @pytest.mark.jax
 def test_program_that_does_not_fit_is_refused(monkeypatch):
+    """A plan of 10 MiB, beside which 4 MiB of variables are always there."""
     import jax
+    import tensorflow as tf
 
     strategy = make_strategy(DistributionConfig(runtime="pjrt"))
-    program = pjrt.Program(strategy, lambda batch: (batch, {}))
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([3 * 2**18]))
+
+    def step(batch):
+        weights.assign_add(tf.reduce_sum(batch["x"]) * weights)
+        return {}, {}
 
     def fail(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 of 8 GiB")
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory "
+            "(10.00M) exceeds available HBM (7.00M)."
+        )
 
-    monkeypatch.setattr(program, "_make", lambda *_: fail)
-    with pytest.raises(UserError, match=r"9 of 8 GiB.*gradient_accumulation"):
-        program({})
+    program = pjrt.Program(strategy, step, micro_batches=2)
+    batch = {"x": strategy.join_rows([np.zeros([8, 2], np.float32)])}
+    program(batch)
+    monkeypatch.setattr(program, "_program", fail)
+    # Two hold 6 MiB besides the variables, four would hold 3.
+    with pytest.raises(
+        UserError, match=r"10.00M.*HBM \(7.00M.*steps=4\. Raise"
+    ):
+        program(batch)
