@@ -21,17 +21,18 @@ class CorpusConfig(Config):
         (),
         "Text: comma-separated files or globs, local or gs://, plain or "
         "compressed by gzip, bzip2, xz or zstd, e.g. corpus/*.txt.gz. In a "
-        "local path, ** matches any number of directories. Either one sentence "
-        "per line with a blank line between documents, or JSON; see "
+        "local path, ** matches any number of directories. One sentence per "
+        "line with a blank line between documents, JSON, CSV or Parquet; see "
         "input_format.",
         affects="nothing",
     )
     input_format: str = setting(
         "auto",
-        "text, or jsonl: JSON lines or a list of objects, each with one "
-        "document. auto decides by the name and the first bytes of each file, "
-        "and refuses markup and tables.",
-        choices=("auto", "text", "jsonl"),
+        "text; jsonl: JSON lines or a list of objects, each with one document; "
+        "csv: a header and rows, with tabs, commas, semicolons or | between "
+        "cells; or parquet, which needs the extra `data`. auto decides by the "
+        "name and the first bytes of each file, and refuses markup.",
+        choices=("auto", "text", "jsonl", "csv", "parquet"),
     )
     tfds: str = setting(
         "",
@@ -53,8 +54,8 @@ class CorpusConfig(Config):
     )
     text_field: str = setting(
         "text",
-        "Name of the JSON field, or of the dataset's feature, that holds the "
-        "text.",
+        "Name of the JSON field, the column, or the dataset's feature that "
+        "holds the text.",
     )
     sentence_breaker: str = setting(
         "none",

@@ -1,10 +1,11 @@
 """Reads text as documents of lines, in bounded memory, and breaks sentences.
 
 Text files are local or gs://. Their first bytes say how they are compressed,
-and whether they are text or JSON; other formats are refused. A line, which ends
-at LF, CR LF or CR, is a sentence or a paragraph; a line without visible
-characters or the end of the file ends a document. In JSON, each object is a
-document. In TensorFlow Datasets, each element is a document.
+and whether they are text, JSON or Parquet, and their names if they are CSV;
+other formats are refused. A line, which ends at LF, CR LF or CR, is a sentence
+or a paragraph; a line without visible characters or the end of the file ends a
+document. In JSON, each object is a document; in tables, each row; in TensorFlow
+Datasets, each element.
 
 All text is read twice: `check_inputs` finds faults before the work begins, and
 `read_documents` compares what it reads with what was checked.
@@ -16,6 +17,7 @@ import csv
 import dataclasses
 import hashlib
 import importlib.metadata
+import io
 import itertools
 import json
 import lzma
@@ -25,7 +27,7 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -75,10 +77,8 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[], Any]]] = {
     ),
 }
 
-_TO_JSON_LINES = (
-    "Convert it to JSON lines, e.g. with pandas: read_{}(path).to_json("
-    "'text.jsonl', orient='records', lines=True)."
-)
+_PARQUET = b"PAR1"
+_ROWS_AT_A_TIME = 64
 
 # What begins with these bytes, and what to do with it. Most other formats have
 # zero bytes, which are refused in any line.
@@ -90,15 +90,16 @@ _REFUSED_FORMATS = {
             "Convert the file, e.g. with iconv -f UTF-16 -t UTF-8.",
         ),
     ),
-    b"PAR1": ("Parquet", _TO_JSON_LINES.format("parquet")),
+    _PARQUET: ("Parquet", "Set --input_format=parquet."),
     b"PK\x03\x04": ("a zip archive", "Unpack it with unzip."),
     b"%PDF-": ("PDF", "Extract its text, e.g. with pdftotext."),
     b"{\\rtf": ("RTF", "Save it as plain text."),
 }
 
-_JSON_NAME = re.compile(
-    r"\.(jsonl|json|ndjson)(\.(gz|bz2|xz|zstd?))?$", re.IGNORECASE
-)
+_COMPRESSED = r"(\.(gz|bz2|xz|zstd?))?$"
+_JSON_NAME = re.compile(rf"\.(jsonl|json|ndjson){_COMPRESSED}", re.IGNORECASE)
+_CSV_NAME = re.compile(rf"\.[ct]sv{_COMPRESSED}", re.IGNORECASE)
+_DELIMITERS = ",\t;|"
 _JSON = re.compile(rb"\s*(\[\s*)?{\s*[\"}]")
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\ufeff]*")
 # Accepts tabs and other control characters in strings.
@@ -346,43 +347,66 @@ class TextFile:
             digests: Receives a digest of what was read, at the end.
         """
         digest = hashlib.sha256()
+        num_read = 0
 
         def on_stored(block: bytes) -> None:
+            nonlocal num_read
             digest.update(block)
+            num_read += len(block)
             on_bytes(len(block))
 
         blocks = read_blocks(self.name, on_stored)
         head = next(blocks, b"").removeprefix(_BOM)
-        is_json = self._is_json(head, config)
-        read = self._read_json if is_json else self._read_text
+        form = self._find_format(head, config)
+        if form == "parquet":
+            texts = _read_parquet(self.name, config.text_field)
+            rows = _Rows("row", self.name, self.num_bytes - num_read)
+            yield from rows.read(*texts, config, on_bytes, skipped, digests)
+            return
+        read = {
+            "text": self._read_text,
+            "jsonl": self._read_json,
+            "csv": self._read_csv,
+        }[form]
         yield from read(itertools.chain([head], blocks), config, skipped)
-        # The setting decides if the same bytes are text or JSON.
-        digests.append(("jsonl:" if is_json else "") + digest.hexdigest())
+        # The setting decides what the same bytes are.
+        prefix = "" if form == "text" else f"{form}:"
+        digests.append(prefix + digest.hexdigest())
 
-    def _is_json(self, head: bytes, config: CorpusConfig) -> bool:
-        """Whether the file holds JSON; refuses what is neither JSON nor text.
+    def _find_format(self, head: bytes, config: CorpusConfig) -> str:
+        """Returns a value of `input_format`; refuses what has none.
 
         Args:
             head: First bytes of the content, without a byte order mark.
         """
+        form = config.input_format
+        if form in ("auto", "parquet") and head.startswith(_PARQUET):
+            return "parquet"
         found = [r for m, r in _REFUSED_FORMATS.items() if head.startswith(m)]
         if head[257:262] == b"ustar":
             found = [("a tar archive", "Unpack it with tar -xf.")]
         if found:
             raise UserError(f"{self.name} must be UTF-8", *found[0])
-        if config.input_format != "auto":
-            return config.input_format == "jsonl"
+        if form == "parquet":
+            raise UserError(
+                f"{self.name} must be Parquet",
+                received=repr(head[:20]),
+                remedy="Leave out --input_format.",
+            )
+        if form != "auto":
+            return form
         if _JSON_NAME.search(self.name) or _JSON.match(head):
-            return True
-        form = _find_form(head[:_HEAD_BYTES].decode(errors="replace"))
-        if form or re.search(r"\.[ct]sv\b", self.name, re.IGNORECASE):
-            what, remedy = form or _CSV
+            return "jsonl"
+        if _CSV_NAME.search(self.name):
+            return "csv"
+        if other := _find_form(head[:_HEAD_BYTES].decode(errors="replace")):
+            what, remedy = other
             raise UserError(
                 f"{self.name} must be text, or JSON lines",
                 what,
                 f"{remedy} --input_format=text reads it as text.",
             )
-        return False
+        return "text"
 
     def _read_text(
         self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
@@ -426,6 +450,32 @@ class TextFile:
                     "--input_format=text, if it is not JSON.",
                 )
             yield from _lines_of_text(text, where, config, skipped)
+
+    def _read_csv(
+        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
+    ) -> Iterator[str]:
+        csv.field_size_limit(_LONGEST_JSON)
+        lines = _decode_lines(blocks)
+        header = next(lines, "")
+        delimiter, column = _find_column(self.name, header, config.text_field)
+        rows = csv.reader(lines, delimiter=delimiter)
+        try:
+            for row in filter(None, rows):
+                where = (
+                    f"the row before line {rows.line_num + 2} of {self.name}"
+                )
+                if column >= len(row):
+                    raise UserError(
+                        f"{where} must have at least {column + 1} cells",
+                        received=repr(row)[:80],
+                    )
+                yield from _lines_of_text(row[column], where, config, skipped)
+        except csv.Error as error:
+            raise UserError(
+                f"{self.name} must be CSV",
+                received=f"{error}, at line {rows.line_num + 1}",
+                remedy="Check its quotation marks.",
+            ) from None
 
     def _parse_json(self, blocks: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
         """Yields the values of JSON lines or of a list, with their places.
@@ -479,10 +529,95 @@ def _json_error(where: str, error: Exception, is_too_long: bool) -> UserError:
     )
 
 
-_CSV = (
-    "a table, e.g. CSV",
-    _TO_JSON_LINES.format("csv") + " Name its column by --text_field.",
-)
+def _decode_lines(blocks: Iterable[bytes]) -> Iterator[str]:
+    """Yields lines with their LF; surrogates stand for other bytes."""
+    rest = ""
+    for text in codecs.iterdecode(blocks, "utf-8", "surrogateescape"):
+        *lines, rest = (rest + text).split("\n")
+        yield from (line + "\n" for line in lines)
+    if rest:
+        yield rest
+
+
+def _find_column(path: str, header: str, text_field: str) -> tuple[str, int]:
+    """Returns the delimiter of a CSV file, and the index of a column."""
+    for delimiter in _DELIMITERS:
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        if text_field in names:
+            return delimiter, names.index(text_field)
+    raise _unknown_column(path, text_field, header.strip()[:200])
+
+
+def _unknown_column(path: str, text_field: str, columns: str) -> UserError:
+    return UserError(
+        f"text_field must be a column of text of {path}",
+        received=text_field,
+        remedy=f"Its columns are {columns}.",
+    )
+
+
+class _Seekable(io.RawIOBase):
+    """What `files.open_existing` returns, as pyarrow needs it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _read_parquet(
+    path: str, text_field: str
+) -> tuple[Iterator[bytes | None], int]:
+    """Returns the UTF-8 texts of a column, and their number."""
+    import pyarrow.parquet
+
+    faults = pyarrow.ArrowException, OSError
+    stream = io.BufferedReader(
+        _Seekable(files.open_existing(path, "rb")), BLOCK_BYTES
+    )
+    try:
+        file = pyarrow.parquet.ParquetFile(stream)
+    except faults as error:
+        raise _damaged(path, error) from None
+    types = {field.name: field.type for field in file.schema_arrow}
+    kind = types.get(text_field)
+    if isinstance(kind, pyarrow.DictionaryType):
+        kind = kind.value_type
+    if str(kind).removeprefix("large_") not in ("string", "binary"):
+        raise _unknown_column(path, text_field, ", ".join(types))
+
+    def read() -> Iterator[bytes | None]:
+        try:
+            for batch in file.iter_batches(
+                _ROWS_AT_A_TIME, columns=[text_field]
+            ):
+                texts = batch.column(0).cast(pyarrow.large_binary())
+                yield from texts.to_pylist()
+        except faults as error:
+            raise _damaged(path, error) from None
+
+    return read(), file.metadata.num_rows
+
+
+def _damaged(path: str, error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno:
+        return error
+    return UserError(
+        f"{path} must be a complete Parquet file", received=first_line(error)
+    )
 
 
 def _find_form(head: str) -> tuple[str, str] | None:
@@ -501,8 +636,50 @@ def _find_form(head: str) -> tuple[str, str] | None:
         is_header = bool(rows) and all(map(str.isidentifier, rows[0]))
         is_table = len(rows) > 1 and len(sizes) == 1 and sizes != {1}
         if is_table and (is_header or mark == "\t"):
-            return _CSV
+            return (
+                "a table, e.g. CSV",
+                "--input_format=csv reads its column --text_field.",
+            )
     return None
+
+
+class _Rows(NamedTuple):
+    """Documents that are rows of a table, and not bytes of a file.
+
+    Attributes:
+        noun: What a row is, for messages.
+        name: Of the table, for messages.
+        num_bytes: Stored bytes of all rows.
+    """
+
+    noun: str
+    name: str
+    num_bytes: int
+
+    def read(
+        self,
+        texts: Iterable[bytes | None],
+        total: int,
+        config: CorpusConfig,
+        on_bytes: OnBytes,
+        skipped: Skipped,
+        digests: list[str],
+    ) -> Iterator[str]:
+        """See `TextFile.read_texts`; the digest is that of the texts.
+
+        Args:
+            texts: UTF-8; None is a document without text.
+            total: Their number.
+        """
+        digest = hashlib.sha256()
+        for number, text in enumerate(texts):
+            content = text or b""
+            digest.update(b"%d:%b" % (len(content), content))
+            where = f"{self.noun} {number} of {self.name}"
+            yield from _lines_of_text(content, where, config, skipped)
+            done = self.num_bytes * (number + 1) // total
+            on_bytes(done - self.num_bytes * number // total)
+        digests.append(digest.hexdigest())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -523,16 +700,10 @@ class DatasetPart:
         """See `TextFile.read_texts`."""
         builder = open_dataset(config.tfds, config.tfds_data_dir)
         elements = read_elements(builder, self.instruction)
-        total = max(1, builder.info.splits[self.instruction].num_examples)
-        digest = hashlib.sha256()
-        for number, element in enumerate(elements):
-            where = f"element {number} of {self.name}"
-            content = element[config.text_field]
-            digest.update(b"%d:%b" % (len(content), content))
-            yield from _lines_of_text(content, where, config, skipped)
-            done = self.num_bytes * (number + 1) // total
-            on_bytes(done - self.num_bytes * number // total)
-        digests.append(digest.hexdigest())
+        total = builder.info.splits[self.instruction].num_examples
+        texts = (element[config.text_field] for element in elements)
+        rows = _Rows("element", self.name, self.num_bytes)
+        yield from rows.read(texts, total, config, on_bytes, skipped, digests)
 
 
 Source = TextFile | DatasetPart

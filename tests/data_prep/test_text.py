@@ -2,6 +2,7 @@
 
 import bz2
 import collections
+import csv
 import dataclasses
 import gzip
 import io
@@ -13,6 +14,7 @@ import time
 import unittest.mock
 
 import hypothesis
+import pyarrow.parquet
 import pytest
 import sentencex
 import zstandard
@@ -213,6 +215,13 @@ BAD_UTF8 = {
         [["A"], ["Il\ufffdgal"]],
         [["A"]],
     ),
+    "CSV": (
+        "a.csv",
+        b"text\nA\nIl\xe9gal\n",
+        "row before line 4 of .*0xe9 at character 2",
+        [["A"], ["Il\ufffdgal"]],
+        [["A"]],
+    ),
     # JSON encodes U+1F600 as a pair, and can encode half of a pair.
     "surrogate": (
         "a.jsonl",
@@ -247,6 +256,18 @@ def tar_of(name):
         info = tarfile.TarInfo(name)
         info.size = 7
         archive.addfile(info, io.BytesIO(b"One a.\n"))
+    return stored.getvalue()
+
+
+def parquet_of(texts, kind=None):
+    """A Parquet file with two rows in a group."""
+    column = pyarrow.array(texts, kind)
+    stored = io.BytesIO()
+    pyarrow.parquet.write_table(
+        pyarrow.table({"id": range(len(texts)), "text": column}),
+        stored,
+        row_group_size=2,
+    )
     return stored.getvalue()
 
 
@@ -289,7 +310,9 @@ REFUSED = [
         "zero byte",
     ),
     ("a.tgz", gzip.compress(tar_of("a.txt"), mtime=0), "tar archive.*tar -xf"),
-    ("a", b"PAR1\x15\x04\x15", r"Parquet.*read_parquet.*to_json"),
+    ("a", b"PAR1\x15\x04\x15", "complete Parquet file"),
+    ("a", parquet_of(["a"])[:-30] + bytes(30), "complete Parquet file"),
+    ("a", parquet_of([1, 2]), "column of text of .*columns are id, text"),
     ("a.txt", b"PK\x03\x04\x14", "zip archive.*unzip"),
     ("a.txt", "One a.\n".encode("utf-32"), "UTF-32.*iconv"),
     ("a", b"%PDF-1.7\nOne", "PDF.*pdftotext"),
@@ -299,9 +322,10 @@ REFUSED = [
     ("a", b"\n<!DOCTYPE html>\n", "markup.*--input_format=text"),
     ("a", b"<html><body>One", "markup"),
     ("a", b"<p>One.</p>\n", "markup"),
-    ("a", b'text,label\n"One, two",1\n', r"table.*read_csv.*--input_format"),
+    ("a", b'text,label\n"One, two",1\n', r"table.*--input_format=csv"),
     ("a", b"1\tOne a.\n2\tTwo b.\n3\tThree", "table"),
-    ("a.csv", b"One a.\n", "table"),
+    ("a.csv", b"One a.\n", "column of text of .*columns are One a"),
+    ("a.csv", b"id,text\n1,A\n2\n", "row before line 4 .* at least 2 cells"),
     ("a", b'{"body": "A"}\n', "line 1.*--text_field.*--input_format=text"),
 ]
 # Text that only looks like another format.
@@ -352,6 +376,54 @@ def test_json_lines_are_documents(tmp_path):
     packed = tmp_path / "c.jsonl.zst"
     packed.write_bytes(zstandard.compress(path.read_bytes()))
     assert read(packed, text_field="body")[0] == documents
+
+
+CELL = 'A "b".\n,;| \tC\u2028d.'
+
+
+def csv_of(mark):
+    cell = CELL.replace('"', '""').replace("\n", "\r\n\n")
+    rows = ('\ufeff"id"', "text"), ("1", f'"{cell}"'), ("2", '""'), ("3", "D")
+    return "\r\n".join(map(mark.join, rows)).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((f"a{mark!r}.csv", csv_of(mark)) for mark in ",\t;|"),
+        ("a.TSV.gz", gzip.compress(csv_of("\t"))),
+        *(
+            (
+                "part-00000",
+                parquet_of([CELL, None, "D"], kind),
+            )
+            for kind in (
+                pyarrow.string(),
+                pyarrow.large_string(),
+                pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+            )
+        ),
+    ],
+)
+def test_rows_of_tables_are_documents(tmp_path, name, content, monkeypatch):
+    """Cells may have several lines; without text, they are no document."""
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 50)
+    monkeypatch.setattr(reader, "_ROWS_AT_A_TIME", 1)
+    (tmp_path / name).write_bytes(content)
+    documents, skipped, _ = read(tmp_path / name)
+    assert documents == [CELL.split("\n"), ["D"]]
+    assert skipped == {reader.EMPTY_TEXTS: 1}
+
+
+def test_a_cell_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_LONGEST_JSON", 50)
+    (tmp_path / "a.csv").write_text('text\n"A' + "a\n" * 50)
+    limit = csv.field_size_limit()
+    try:
+        with pytest.raises(UserError, match=r"must be CSV.*line 26\. .*quot"):
+            read(tmp_path / "a.csv")
+    finally:
+        csv.field_size_limit(limit)
 
 
 @pytest.mark.parametrize(
