@@ -5,8 +5,8 @@
 # make test          runs the fast tests, in a few minutes
 # make slow-test     runs the tests that start processes, compile large programs
 #                    or take long
-# make extras-test   runs the tests that need PyTorch, TensorFlow Datasets or the
-#                    TPU compiler
+# make extras-test   runs the tests that need PyTorch, TensorFlow Datasets, the TPU
+#                    compiler, LiteRT or ONNX Runtime
 # make extras        installs the packages that extras-test needs
 # make slice-test    passes the programs of the trainer through the TPU bridge of
 #                    TensorFlow, and trains on an emulated slice; also a part of
@@ -78,7 +78,7 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/installed-extras: $(VENV)/installed
-	$(INSTALL_SELF) '.[cpu,test,interop,tfds,tpu-compile,jax]'
+	$(INSTALL_SELF) '.[cpu,test,interop,tfds,tpu-compile,jax,litert,onnx]'
 	@touch $@
 
 extras: $(VENV)/installed-extras
@@ -87,7 +87,7 @@ extras: $(VENV)/installed-extras
 
 # As many workers as tests/conftest.py says; JOBS=0 runs the tests in one process.
 JOBS ?= auto
-EXTRAS := interop or tfds or tpu_compile or jax
+EXTRAS := interop or tfds or tpu_compile or jax or edge
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 TESTS := $(if $(PACKAGE),tests/$(PACKAGE))
@@ -103,6 +103,7 @@ define TEST_EXTRAS
 	$(BIN)/python -c "import safetensors, torch, transformers"
 	$(BIN)/python -c "import tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
+	$(BIN)/python -c "import ai_edge_litert, onnxruntime, onnxscript"
 	$(PYTEST) $(TESTS) -m "$(1)" $(PYTEST_ARGS)
 endef
 
@@ -207,7 +208,7 @@ demo: $(VENV)/installed
 
 # --- upkeep ------------------------------------------------------------------
 
-LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile jax
+LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile jax litert onnx
 
 lock: lock-2.20 lock-2.21
 

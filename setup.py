@@ -115,6 +115,8 @@ setup(
         "dask": DASK,
         "data": DATA,
         "interop": ["torch>=2.4", "transformers>=4.46"],
+        "litert": ["ai-edge-litert>=2.0", "flatbuffers>=24"],
+        "onnx": ["onnxruntime>=1.20", "onnxscript>=0.5"],
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=2.20"],
         "test": [

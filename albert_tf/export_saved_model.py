@@ -6,6 +6,8 @@ r"""Export a trained run as a SavedModel with serving signatures.
 It exports the newest checkpoint. To export the best one, give the step in the
 name of its directory, e.g. --checkpoint_step=900 for best/step-00000900.
 
+With `--format=litert`, it writes models for phones instead: docs/edge.md.
+
 The model of a run of pretraining has these signatures; those of fine-tuned
 models follow below.
 
@@ -103,17 +105,59 @@ tokenization and of answers that a caller needs (`serving.json`).
 docs/serving.md shows how to serve the model.
 """
 
+from typing import TYPE_CHECKING
+
 from albert_tf.cluster import versions
-from albert_tf.config import ExportConfig, flags
+from albert_tf.config import ExportConfig, FinetuningConfig, flags
+from albert_tf.errors import UserError
+
+if TYPE_CHECKING:
+    from albert_tf.serving.litert import Text
 
 
 def main(config: ExportConfig) -> None:
     """Exports the run that the flags name."""
     config.require("run_dir", "export_dir")
     versions.import_tensorflow()
+    if config.format == "litert":
+        from albert_tf.serving import litert
+
+        litert.export(config, read_texts(config))
+        return
     from albert_tf.serving.export import export
 
     export(config)
+
+
+def read_texts(config: ExportConfig) -> "list[Text]":
+    """The texts of `text_file`, with labels if it is a file of examples."""
+    from albert_tf.finetuning.examples import read_examples, read_text
+    from albert_tf.finetuning.run import task_of_run
+    from albert_tf.finetuning.tasks import DEV, find_task
+    from albert_tf.runs.directory import load_config
+    from albert_tf.serving.litert import Text
+
+    path, run = config.text_file, load_config(config.run_dir)
+    texts: list[Text] = []
+    if path.endswith((".csv", ".tsv", ".jsonl", ".json")):
+        if not isinstance(run, FinetuningConfig) or not run.head.labels:
+            raise UserError(
+                "text_file must be plain text for a model that does not "
+                "classify, with a text in each line",
+                received=path,
+            )
+        run = run.replace(dev_file=path, output_dir=config.run_dir)
+        if not run.task.task:  # a converted run
+            run = run.replace(task=run.head.kind)
+        task = task_of_run(run, find_task(run.task))
+        examples = read_examples(run.task, DEV, task).examples
+        texts = [Text(e.text, e.text_pair, e.label) for e in examples]
+    else:
+        lines = map(str.strip, read_text(path).splitlines())
+        texts = [Text(line) for line in lines if line]
+    if not texts:
+        raise UserError("text_file must contain text", received=path)
+    return texts[: config.max_texts]
 
 
 if __name__ == "__main__":

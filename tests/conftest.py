@@ -129,6 +129,7 @@ EXTRAS = {
     "tpu_compile": ("jax", "libtpu"),
     "tracker": ("mlflow", "wandb"),
     "jax": ("jax",),
+    "edge": ("ai_edge_litert", "onnxruntime", "onnxscript", "torch"),
 }
 
 

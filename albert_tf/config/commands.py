@@ -7,6 +7,9 @@ import math
 from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
+# What --quantize takes.
+QUANTIZATIONS = ("none", "float16", "dynamic_int8", "int8")
+
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig(Config):
@@ -48,10 +51,41 @@ class ExportConfig(Config):
         "New directory to write the SavedModel to, local or gs://, e.g. "
         "build/demo/saved_model.",
     )
+    format: str = setting(
+        "saved_model",
+        "saved_model: a SavedModel, for servers and Python. litert: models of "
+        "LiteRT (TensorFlow Lite), for phones and small devices, with a card "
+        "that compares them on --text_file.",
+        choices=("saved_model", "litert"),
+    )
+    quantize: tuple[str, ...] = setting(
+        ("dynamic_int8",),
+        "For --format=litert: numbers of the weights, comma-separated; a model "
+        "is written for each. none: float32. float16: weights of half the "
+        "size. dynamic_int8: int8 weights, and activations that are rounded "
+        "while the model runs. int8: int8 weights, and activations with fixed "
+        "ranges, those of --text_file.",
+    )
     num_layers: tuple[str, ...] = setting(
         (),
         "Number of layers to apply, for a model whose layers share all weights "
-        "in one group, e.g. 3. Empty: as in training.",
+        "in one group, e.g. 3. For --format=litert, several, e.g. 4,3,2, write "
+        "a model each. Empty: as in training.",
+    )
+    text_file: str = setting(
+        "",
+        "For --format=litert: real text, on which the models are verified, "
+        "with one text in each line, local or gs://, e.g. held_out.txt. For a "
+        "model that classifies, a .csv, .tsv or .jsonl file like --dev_file of "
+        "run_finetuning, whose labels give accuracies.",
+    )
+    max_texts: int = setting(
+        100, "Number of texts to read of --text_file.", at_least=1
+    )
+    fixed_length: bool = setting(
+        False,
+        "For --format=litert: take inputs of max_seq_length tokens only, "
+        "padded, as some accelerators of phones require.",
     )
     checkpoint_step: int = setting(
         0,
@@ -87,6 +121,12 @@ class ExportConfig(Config):
     )
 
     def check(self) -> None:
+        is_litert = self.format == "litert"
+        if not set(self.quantize) <= set(QUANTIZATIONS) or not self.quantize:
+            raise UserError(
+                f"quantize must be some of {', '.join(QUANTIZATIONS)}",
+                received=",".join(self.quantize),
+            )
         if not all(
             depth.isdecimal() and int(depth) for depth in self.num_layers
         ):
@@ -95,11 +135,19 @@ class ExportConfig(Config):
                 received=",".join(self.num_layers),
                 remedy="Example: --num_layers=3",
             )
-        if len(self.num_layers) > 1:
+        if len(self.num_layers) > 1 and not is_litert:
             raise UserError(
                 "num_layers must be one number for a SavedModel",
                 received=",".join(self.num_layers),
-                remedy="Export once for each.",
+                remedy="Set --format=litert, or export once for each.",
+            )
+        if is_litert and not self.text_file:
+            raise UserError(
+                "text_file must name real text for --format=litert, which "
+                "verifies each model on it and finds the ranges of int8",
+                received="none",
+                remedy="Give some hundred lines like the texts to come, e.g. "
+                "--text_file=my/held_out.txt.",
             )
         with contextlib.suppress(ValueError):
             if math.isfinite(float(self.null_threshold or 0)):

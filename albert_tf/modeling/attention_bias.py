@@ -73,7 +73,8 @@ def attention_bias(
     if packed:
         return ExampleNumbers(queries=input_mask, keys=input_mask)
     masked = 1.0 - tf.cast(input_mask, tf.float32)
-    return masked[:, tf.newaxis, tf.newaxis, :] * MASKED_KEY_BIAS
+    # LiteRT has no [:, tf.newaxis] for unknown shapes.
+    return tf.expand_dims(tf.expand_dims(masked, 1), 1) * MASKED_KEY_BIAS
 
 
 def at_queries(bias: AttentionBias, positions: tf.Tensor) -> AttentionBias:

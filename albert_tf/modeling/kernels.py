@@ -390,7 +390,8 @@ class _Layout:
         """`(batch, heads, queries)`, to be multiplied with the context."""
         if self.positions_last:
             return numbers[:, :, tf.newaxis]
-        return numbers[..., tf.newaxis]
+        # Not numbers[..., tf.newaxis], which LiteRT lacks for dynamic shapes.
+        return tf.expand_dims(numbers, -1)
 
 
 def _add_bias_and_split(

@@ -181,16 +181,25 @@ class Embeddings(keras.layers.Layer):
         Returns:
             float32, `(batch, length, E)`.
         """
-        embedded = tf.gather(self.word_embeddings, input_ids)
+        embedded = self.look_up(input_ids)
         embedded += tf.gather(self.token_type_embeddings, segment_ids)
         if position_ids is None:
             # A slice: its gradient needs no scatter.
             length = keras.ops.shape(input_ids)[1]
-            embedded += self.position_embeddings[:length]
+            embedded += self.first_positions(length)
         else:
             embedded += tf.gather(self.position_embeddings, position_ids)
         normed = self.layer_norm(embedded)
         return dropout.hidden_masks(site, target).apply(normed)
+
+    # `serving.litert` replaces these two, to read rows of int8.
+    def look_up(self, input_ids: tf.Tensor) -> tf.Tensor:
+        """The word embeddings of tokens: float32, `(batch, length, E)`."""
+        return tf.gather(self.word_embeddings, input_ids)
+
+    def first_positions(self, length: int | tf.Tensor) -> tf.Tensor:
+        """The embeddings of positions from 0: float32, `(length, E)`."""
+        return self.position_embeddings[:length]
 
 
 class FeedForward(keras.layers.Layer):

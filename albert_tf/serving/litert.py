@@ -1,0 +1,575 @@
+"""Models of LiteRT (TensorFlow Lite): convert, verify on real text, describe.
+
+`--format=litert` of `albert_tf.export_saved_model` writes them. A model takes
+the ids of one text at a time, and consists of operations that every runtime of
+LiteRT has. docs/edge.md shows how an application calls it.
+"""
+
+import contextlib
+import importlib
+import math
+import posixpath
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flatbuffers
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.config import ExportConfig, FinetuningConfig, TaskHeadConfig
+from albert_tf.config.task import (
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
+from albert_tf.errors import UserError, first_line
+from albert_tf.io.files import new_directory, write_bytes, write_text
+from albert_tf.modeling.heads import mean_of_tokens
+from albert_tf.modeling.models import AlbertForTask
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
+from albert_tf.runs.checkpoints import model_variables
+from albert_tf.serving import predict
+from albert_tf.serving.export import LoadedRun, depth, load, write_assets
+from albert_tf.serving.text_tokenizer import PackedTexts
+
+CARD_FILE = "README.md"
+
+_MASKED = 0.15  # of the tokens of a text, as in pretraining
+_MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
+_THREADS = (1, 2)
+
+# Of a float32 model, the largest difference of an output to that of TensorFlow,
+# relative to the largest value. Of other models, the smallest fraction of
+# answers that equal those of TensorFlow.
+_TOLERANCE = 1e-3
+_LEAST_AGREEMENT = 0.5
+
+# Outputs whose largest entry is an answer.
+_ANSWERS = {"log_probabilities", "probabilities", "start_logits", "end_logits"}
+
+Arrays = dict[str, np.ndarray]
+Program = Callable[..., Any]
+
+
+class Text(NamedTuple):
+    """A text to verify models on.
+
+    Attributes:
+        second: The second text of a pair; None takes the next text.
+        label: Number of the class; None if unknown.
+    """
+
+    first: str
+    second: str | None = None
+    label: int | None = None
+
+
+class Sample(NamedTuple):
+    """A text as a model takes it.
+
+    Attributes:
+        inputs: int32 arrays by the name of the input.
+        labels: int, `(answers,)`: the ids of masked tokens, or the class;
+            empty if unknown.
+    """
+
+    inputs: Arrays
+    labels: np.ndarray
+
+
+class Row(NamedTuple):
+    """A model in the table of a card.
+
+    Attributes:
+        size: Bytes of the file; 0 in TensorFlow.
+        times_ms: Median wall time of a text, with one and with two threads; in
+            TensorFlow, with those of the process.
+        difference: Largest difference of an output to that in TensorFlow.
+        agreement: Fraction of answers that equal those in TensorFlow; NaN of
+            models that return a value.
+        score: Masked-LM loss in nats, or accuracy; NaN without labels.
+    """
+
+    name: str
+    layers: int
+    size: int
+    times_ms: list[float]
+    difference: float
+    agreement: float
+    score: float
+
+
+def export(config: ExportConfig, texts: Sequence[Text]) -> None:
+    """Exports a run as models of LiteRT.
+
+    `export_dir` appears only when all models are verified.
+
+    Raises:
+        UserError: As `export.export`. Also if ai-edge-litert is missing, if the
+            model needs an operation that LiteRT does not have, or if a
+            converted model does not answer like the one in TensorFlow.
+    """
+    _import_runtime("interpreter")
+    config = config.replace(text_signatures=True)  # the tokenizer is needed
+    export_dir = config.export_dir.rstrip("/")
+    rows: list[Row] = []
+    with new_directory(export_dir, "export_dir") as partial:
+        for index in range(max(1, len(config.num_layers))):
+            changes = depth(config, index)
+            run = load(config, precision="float32", **changes)
+            if not index:
+                tf.io.gfile.makedirs(partial)
+                write_assets(_with_labels(run), partial)
+            for row, content in _convert_all(config, run, texts):
+                rows.append(row)
+                name = row.name
+                if len(config.num_layers) > 1:
+                    name += f"_{row.layers}_layers"
+                if content:
+                    path = posixpath.join(partial, f"{name}.tflite")
+                    write_bytes(path, content)
+        card = _card(config, rows, len(texts), _head(run) is None)
+        write_text(posixpath.join(partial, CARD_FILE), card)
+    logging.info("exported step %d to %s", run.step, export_dir)
+
+
+def _head(run: LoadedRun) -> TaskHeadConfig | None:
+    """The head of a fine-tuned model; None of a pretrained one."""
+    model = run.model
+    return model.head_config if isinstance(model, AlbertForTask) else None
+
+
+def _import_runtime(module: str) -> Any:
+    """A module of ai-edge-litert."""
+    try:
+        return importlib.import_module(f"ai_edge_litert.{module}")
+    except ImportError as error:
+        raise UserError(
+            "ai-edge-litert must be installed for --format=litert",
+            received=first_line(error),
+            remedy="pip install 'albert-tf[litert]'",
+        ) from None
+
+
+def _with_labels(run: LoadedRun) -> LoadedRun:
+    """Adds the names of the classes to what a client is told."""
+    head = _head(run)
+    labels = {"labels": list(head.labels)} if head else {}
+    return run._replace(serving=run.serving | labels)
+
+
+def _convert_all(
+    config: ExportConfig, run: LoadedRun, texts: Sequence[Text]
+) -> Iterator[tuple[Row, bytes]]:
+    """The model in TensorFlow, then the converted models, verified."""
+    length = run.run.data.max_seq_length
+    samples = [
+        _make_sample(run, texts, index, length) for index in range(len(texts))
+    ]
+    fixed_length = length if config.fixed_length else None
+    if fixed_length:
+        lengths = dict.fromkeys((*PackedTexts._fields, "p_mask"), length)
+        samples = [
+            sample._replace(inputs=_pad(sample.inputs, lengths))
+            for sample in samples
+        ]
+    program = _make_program(run, fixed_length)
+
+    def in_tensorflow(**inputs: np.ndarray) -> Arrays:
+        return {k: v.numpy() for k, v in program(*inputs.values()).items()}
+
+    layers = run.run.model.num_hidden_layers
+    expected, time_ms = _run(in_tensorflow, samples)
+    score = _score(expected, samples)
+    yield Row("TensorFlow", layers, 0, [time_ms], 0.0, 1.0, score), b""
+    for quantize in config.quantize:
+        content = _convert(run, fixed_length, quantize, samples)
+        times_ms = []
+        for num_threads in _THREADS:
+            interpreter = _import_runtime("interpreter").Interpreter(
+                model_content=content, num_threads=num_threads
+            )
+            found, time_ms = _run(interpreter.get_signature_runner(), samples)
+            times_ms.append(time_ms)
+        row = Row(
+            *(quantize, layers, len(content), times_ms),
+            *_compare(expected, found),
+            _score(found, samples),
+        )
+        _verify(row, expected)
+        logging.info("%s", row)
+        yield row, content
+
+
+# --- samples -----------------------------------------------------------------
+
+
+def _make_sample(
+    run: LoadedRun, texts: Sequence[Text], index: int, length: int
+) -> Sample:
+    """The inputs of a text, and what the model should answer."""
+    assert run.tokenizer is not None
+    text, encode, head = texts[index], run.tokenizer.encode, _head(run)
+    if head is None:
+        inputs = encode(text.first, max_seq_length=length)._asdict()
+        return _mask(inputs, np.random.default_rng(index))
+    assert isinstance(run.run, FinetuningConfig)
+    labels = np.array([] if text.label is None else [text.label], np.int64)
+    others = [
+        texts[(index + number) % len(texts)].first
+        for number in range(1, head.num_choices + 1)
+    ]
+    if head.kind == MULTIPLE_CHOICE:
+        rows = encode([text.first] * len(others), others, length)
+        inputs = {k: v[np.newaxis] for k, v in rows._asdict().items()}
+        return Sample(inputs, labels)
+    second = text.second
+    if run.run.task.has_pairs or head.kind == QUESTION_ANSWERING:
+        second = second or others[0]
+    inputs = encode(text.first, second, length)._asdict()
+    if head.is_beam:
+        inputs["p_mask"] = 1 - inputs["segment_ids"]
+        inputs["p_mask"][:, 0] = 0
+    return Sample(inputs, labels)
+
+
+def _mask(inputs: Arrays, rng: np.random.Generator) -> Sample:
+    """Masks tokens of a text."""
+    ids = inputs["input_ids"].copy()
+    ordinary = np.flatnonzero(~np.isin(ids[0], (CLS_ID, SEP_ID)))
+    if not len(ordinary):
+        ordinary = np.array([0])
+    count = min(max(1, round(_MASKED * len(ordinary))), _MAX_MASKS)
+    positions = np.sort(rng.choice(ordinary, count, replace=False))
+    labels = ids[0, positions].copy()
+    ids[0, positions] = MASK_ID
+    masked = {"masked_lm_positions": positions[np.newaxis].astype(np.int32)}
+    return Sample(inputs | {"input_ids": ids} | masked, labels)
+
+
+def _pad(inputs: Arrays, lengths: Mapping[str, int]) -> Arrays:
+    """Pads sequences with 0, and `p_mask` with 1: no answer has padding."""
+    padded = {}
+    for name, values in inputs.items():
+        missing = lengths.get(name, values.shape[-1]) - values.shape[-1]
+        edges = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+        padding = int(name == "p_mask")
+        padded[name] = np.pad(values, edges, constant_values=padding)
+    return padded
+
+
+# --- conversion --------------------------------------------------------------
+
+
+def _make_program(run: LoadedRun, length: int | None) -> Program:
+    """The function that is converted: ids of one text, arrays.
+
+    Args:
+        length: Number of tokens of all texts; None for any number.
+    """
+    head = _head(run)
+    shape = [1, length]
+    if head and head.kind == MULTIPLE_CHOICE:
+        shape = [1, head.num_choices, length]
+    shapes = dict.fromkeys(PackedTexts._fields, shape)
+    if not head:
+        shapes["masked_lm_positions"] = [1, None]
+    elif head.is_beam:
+        shapes["p_mask"] = shape
+
+    def answer(*values: tf.Tensor) -> dict[str, tf.Tensor]:
+        inputs = dict(zip(shapes, values, strict=True))
+        if head is None:
+            return _answer_pretrained(run.model, inputs)
+        if head.kind == MULTIPLE_CHOICE:
+            inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
+        outputs = run.model(inputs)
+        if head.kind == QUESTION_ANSWERING:
+            return dict(outputs)
+        if head.kind == REGRESSION:
+            return {"value": outputs["logits"][:, 0]}
+        return {"probabilities": tf.nn.softmax(outputs["logits"])}
+
+    specs = [tf.TensorSpec(v, tf.int32, name=k) for k, v in shapes.items()]
+    return tf.function(answer, input_signature=specs, autograph=False)
+
+
+def _answer_pretrained(
+    model: Any, inputs: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    outputs = model.encode(inputs)
+    hidden = outputs["sequence_output"]
+    outputs["embedding"] = mean_of_tokens(hidden, inputs["input_mask"])
+    logits = outputs.pop("sentence_logits", None)
+    if logits is not None:
+        names = predict.SENTENCE_SIGNATURES[model.sentence_objective].outputs
+        columns = tf.unstack(tf.nn.softmax(logits), axis=-1)
+        outputs |= dict(zip(names, columns, strict=True))
+    positions = inputs["masked_lm_positions"]
+    logits = model.mlm_logits(tf.gather(hidden, positions, batch_dims=1))
+    return outputs | {"log_probabilities": tf.nn.log_softmax(logits)}
+
+
+@contextlib.contextmanager
+def _convertible(model: Any, is_int8: bool) -> Iterator[None]:
+    """Lets the converter store each weight of a model once.
+
+    It would multiply the scale of a LayerNorm into the kernels that follow, and
+    so store the kernels of a layer, and the word embeddings, a second time. Of
+    the tables of embeddings, as int8, it would store a copy with one scale;
+    with a scale for each row, the word embeddings are the same bytes as the
+    kernel of the masked-LM head.
+    """
+    embeddings, blocks = (
+        model.backbone.embeddings,
+        model.backbone.encoder.blocks,
+    )
+    norms = {part.layer_norm for block in blocks for part in block}
+    if not isinstance(model, AlbertForTask):
+        norms.add(model.masked_lm.layer_norm)
+    replaced = [(norm, "call", _not_folded(norm)) for norm in norms]
+    tables = []
+    if is_int8:
+        words = _RoundedTable(embeddings.word_embeddings)
+        positions = _RoundedTable(embeddings.position_embeddings)
+        tables = [words, positions]
+        replaced.append((embeddings, "look_up", words.rows))
+        replaced.append((embeddings, "first_positions", positions.first_rows))
+    for layer, name, function in replaced:
+        setattr(layer, name, function)
+    for table in tables:
+        table.variable.assign(table.values())
+    try:
+        yield
+    finally:
+        for layer, name, _ in replaced:
+            delattr(layer, name)
+        for table in tables:
+            table.variable.assign(table.original)
+
+
+def _not_folded(norm: Any) -> Program:
+    """The call of a LayerNorm, with an end that the converter keeps."""
+    call = norm.call
+
+    def bounded(*values: Any, **arguments: Any) -> tf.Tensor:
+        return tf.minimum(call(*values, **arguments), tf.float32.max)
+
+    return bounded
+
+
+class _RoundedTable:
+    """A table of embeddings as int8, with a scale for each row."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable, self.original = variable, variable.numpy()
+        largest = np.maximum(np.abs(self.original).max(1, keepdims=True), 1e-30)
+        self.scales = largest / np.float32(127)
+        self.rounded = np.round(self.original / self.scales).astype(np.int8)
+
+    def values(self) -> np.ndarray:
+        return self.rounded * self.scales
+
+    def rows(self, ids: tf.Tensor) -> tf.Tensor:
+        rows = tf.cast(tf.gather(self.rounded, ids), tf.float32)
+        return rows * tf.gather(self.scales, ids)
+
+    def first_rows(self, length: Any) -> tf.Tensor:
+        return self.rows(tf.range(length))
+
+
+def _convert(
+    run: LoadedRun,
+    length: int | None,
+    quantize: str,
+    samples: Sequence[Sample],
+) -> bytes:
+    """The file of a model of LiteRT; `length` as in `_make_program`."""
+    module = tf.Module()
+    module.model_variables = model_variables(run.model)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        _convertible(run.model, "int8" in quantize),
+    ):
+        # From a SavedModel, the converter freezes the variables. Given the
+        # function, it does not, and all outputs are NaN.
+        tf.saved_model.save(
+            module,
+            directory,
+            signatures=_make_program(run, length),
+            options=tf.saved_model.SaveOptions(
+                experimental_custom_gradients=False
+            ),
+        )
+        converter = tf.lite.TFLiteConverter.from_saved_model(directory)
+        if quantize != "none":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if quantize == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        try:
+            if quantize == "int8":
+                content = _round_products(converter, samples)
+            else:
+                content = converter.convert()
+        except Exception as error:  # the type is private
+            raise UserError(
+                f"the model must be one that LiteRT can convert to {quantize}, "
+                "by built-in operations only",
+                received=first_line(error),
+                remedy="Export a SavedModel, or convert to --quantize=none.",
+            ) from error
+    return _share_buffers(content)
+
+
+def _round_products(converter: Any, samples: Sequence[Sample]) -> bytes:
+    """Converts to int8 with fixed ranges, but only the matrix products.
+
+    Softmax and LayerNorm have numbers of too different sizes: with all in int8,
+    albert_mini_en filled 8 % of the masks as before.
+    """
+    longest = {
+        name: max(sample.inputs[name].shape[-1] for sample in samples)
+        for name in samples[0].inputs
+    }
+    # The ranges are found with inputs of one shape.
+    converter.representative_dataset = lambda: (
+        _pad(sample.inputs, longest) for sample in samples
+    )
+    operators = vars(_import_runtime("schema_py_generated").BuiltinOperator)
+    options = tf.lite.experimental.QuantizationDebugOptions(
+        denylisted_ops=[
+            name
+            for name in operators
+            if name.isupper() and name != "FULLY_CONNECTED"
+        ]
+    )
+    debugger = tf.lite.experimental.QuantizationDebugger(
+        converter=converter,
+        debug_dataset=converter.representative_dataset,
+        debug_options=options,
+    )
+    return debugger.get_nondebug_quantized_model()
+
+
+def _share_buffers(content: bytes) -> bytes:
+    """Stores equal weights once.
+
+    The converter stores a copy of a weight for each way in which it is read.
+    """
+    schema = _import_runtime("schema_py_generated")
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    first: dict[bytes, int] = {}
+    same = {}
+    for number, buffer in enumerate(model.buffers):
+        if buffer.data is not None and len(buffer.data):
+            same[number] = first.setdefault(bytes(buffer.data), number)
+    for number, other in same.items():
+        if number != other:
+            model.buffers[number].data = None
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            tensor.buffer = same.get(tensor.buffer, tensor.buffer)
+    builder = flatbuffers.Builder(len(content))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+# --- verification ------------------------------------------------------------
+
+
+def _run(
+    call: Program, samples: Sequence[Sample]
+) -> tuple[list[Arrays], float]:
+    """The outputs of all samples, and the median time of one, in ms."""
+    outputs, times = [], []
+    for sample in samples:
+        begin = time.perf_counter()
+        found = call(**sample.inputs)
+        times.append(time.perf_counter() - begin)
+        outputs.append({name: np.array(v) for name, v in found.items()})
+    return outputs, 1000 * statistics.median(times)
+
+
+def _compare(
+    expected: Sequence[Arrays], found: Sequence[Arrays]
+) -> tuple[float, float]:
+    """`Row.difference`, NaN if an output is NaN, and `Row.agreement`."""
+    differences, equal = [], []
+    for one, other in zip(expected, found, strict=True):
+        differences += [
+            np.abs(values - other[name]).max()
+            for name, values in one.items()
+            if values.dtype.kind == "f"
+        ]
+        for name in _ANSWERS & one.keys():
+            same = one[name].argmax(-1) == other[name].argmax(-1)
+            equal += same.ravel().tolist()
+    agreement = float(np.mean(equal)) if equal else math.nan
+    return float(np.max(differences)), agreement
+
+
+def _score(found: Sequence[Arrays], samples: Sequence[Sample]) -> float:
+    """The masked-LM loss of a pretrained model, the accuracy of others."""
+    values: list[float] = []
+    for outputs, (inputs, labels) in zip(found, samples, strict=True):
+        if "masked_lm_positions" in inputs:
+            rows = np.arange(len(labels))
+            values += list(-outputs["log_probabilities"][0, rows, labels])
+        elif len(labels):
+            values.append(float(outputs["probabilities"].argmax() == labels[0]))
+    return float(np.mean(values)) if values else math.nan
+
+
+def _verify(row: Row, expected: Sequence[Arrays]) -> None:
+    """Refuses a converted model that does not answer like its source."""
+    largest = max(np.abs(v).max() for o in expected for v in o.values())
+    fault = ""
+    if not math.isfinite(row.difference):
+        fault = "NaN or infinity in its outputs"
+    elif row.name == "none" and row.difference > _TOLERANCE * max(largest, 1):
+        fault = f"outputs that differ by {row.difference:.2g}"
+    elif row.agreement < _LEAST_AGREEMENT:
+        fault = f"{row.agreement:.1%} equal answers"
+    if fault:
+        raise UserError(
+            f"the model of {row.layers} layers converted to {row.name} must "
+            "answer like the one in TensorFlow",
+            received=fault,
+            remedy="Choose another --quantize; dynamic_int8 is more exact than "
+            "int8, and float16 than both.",
+        )
+
+
+# --- the card ----------------------------------------------------------------
+
+
+def _card(
+    config: ExportConfig, rows: Sequence[Row], num_texts: int, has_loss: bool
+) -> str:
+    score = "masked-LM loss" if has_loss else "accuracy"
+    lines = [
+        "# Models of LiteRT",
+        "",
+        f"albert_tf made them from {config.run_dir} and compared them with the "
+        f"model in TensorFlow on {num_texts} texts of {config.text_file}, one "
+        "at a time. Times are medians of this machine. `docs/edge.md` of "
+        "albert_tf shows how to ask them.",
+        "",
+        "| weights | layers | bytes | ms a text, one thread | two threads | "
+        f"largest difference | equal answers | {score} |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        times = [f"{ms:.1f}" for ms in row.times_ms] + [""]
+        cells = [
+            *(row.name, str(row.layers), f"{row.size:,}" if row.size else ""),
+            *times[:2],
+            *(f"{row.difference:.2g}", f"{row.agreement:.1%}"),
+            f"{row.score:.3f}" if has_loss else f"{row.score:.1%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |".replace("nan%", ""))
+    return "\n".join(lines) + "\n"
