@@ -73,7 +73,8 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@echo "Setting up $(VENV), once: downloads about 600 MB."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(INSTALL) setuptools
+	# Built from source, by tools of its own.
+	$(INSTALL) setuptools seqeval
 	$(INSTALL_SELF) '.[cpu,test]'
 	@touch $@
 

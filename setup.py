@@ -38,6 +38,8 @@ DASK = ["distributed>=2024.8"]
 # Finds near-duplicates, and reads Parquet. Before version 2, datasketch made
 # other hashes.
 DATA = ["datasketch>=2,<3", "pyarrow>=15"]
+# Scores of spans of words.
+SEQEVAL = ["seqeval>=1.2.2"]
 # As in albert_tf/cluster/jax_private.py.
 JAX = "jax>=0.10.2,<0.13"
 
@@ -117,11 +119,13 @@ setup(
         "interop": ["torch>=2.4", "transformers>=4.46"],
         "litert": ["ai-edge-litert>=2.0", "flatbuffers>=24"],
         "onnx": ["onnxruntime>=1.20", "onnxscript>=0.5"],
+        "seqeval": SEQEVAL,
         "wandb": ["wandb>=0.19"],
         "mlflow": ["mlflow>=2.20"],
         "test": [
             *DASK,
             *DATA,
+            *SEQEVAL,
             "hypothesis>=6.100",
             "ipykernel>=6.29",  # with nbclient, runs the notebooks
             "mkdocs-material>=9.6",  # with mkdocstrings, makes the site

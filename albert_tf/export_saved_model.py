@@ -62,6 +62,9 @@ one that takes ids. For classification:
                        probabilities: float32, (batch, classes)
     classify        the same, from input_ids, input_mask, segment_ids
 
+With `--labels_are_lists`, there is no `label`, and each probability is that of
+a class to apply, whatever the others are.
+
 For regression:
 
     predict_value_text, predict_value_text_pair, predict_value
@@ -80,6 +83,21 @@ For multiple choice, `question` and `context` are (batch,), and `choices` are
                        probabilities: float32, (batch, choices)
     choose          input_ids, input_mask, segment_ids: (batch, choices, length)
                     -> choice_number, probabilities
+
+For token classification:
+
+    tag_text        -> words: string, (batch, words)
+                       begins, ends: int32, of their characters in the text
+                       tags: string, and their probabilities: float32
+    tag_words       the same from words: string, (batch, words), padded with
+                    "", without begins and ends
+    tag             the same for tokens, from input_ids, input_mask, segment_ids
+                    -> tags, probabilities: (batch, length)
+
+All are (batch, words), padded with "" and 0. A word has the tag of its first
+token; beyond the length, the tag "" and the probability 0. In `tag_text`, words
+are letters and digits with single marks in between, as in "3.5", and all other
+characters but white space. Use `tag_words` for the words of another tokenizer.
 
 For question answering:
 

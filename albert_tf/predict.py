@@ -23,6 +23,12 @@ run:
     {"answer": "on the Rhine", "end": 23, "null_odds": -6.1,
      "null_score": 0.2, "score": 6.3, "start": 11}
 
+Token classification: the words, their characters, and their tags:
+
+    --text='It is in Bern.'
+    {"begins": [0, ...], "ends": [2, ...], "probabilities": [0.99, ...],
+     "tags": ["O", "O", "O", "B-LOC", "O"], "words": ["It", ...]}
+
 Multiple choice: the best choice, its number from 0, and the probability of each
 choice. There must be as many choices as in training:
 

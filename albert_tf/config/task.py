@@ -1,7 +1,7 @@
 """Settings of fine-tuning: the task, the head, the run, and scores."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from albert_tf.config.data import DataConfig
 from albert_tf.config.settings import Config, inherited, setting
@@ -17,7 +17,33 @@ CLASSIFICATION = "classification"
 REGRESSION = "regression"
 MULTIPLE_CHOICE = "multiple_choice"
 QUESTION_ANSWERING = "question_answering"
-KINDS = (CLASSIFICATION, REGRESSION, MULTIPLE_CHOICE, QUESTION_ANSWERING)
+TOKEN_CLASSIFICATION = "token_classification"
+MULTI_LABEL = "multi_label_classification"
+
+
+class Kind(NamedTuple):
+    """A kind of task.
+
+    Attributes:
+        layers: The layers above the encoder, as in `interop.weight_names`.
+        has_classes: Whether labels are classes, which the training set has.
+    """
+
+    layers: tuple[str, ...]
+    has_classes: bool = False
+
+
+KINDS = {
+    CLASSIFICATION: Kind(("pooler", "classifier"), has_classes=True),
+    REGRESSION: Kind(("pooler", "classifier")),
+    MULTIPLE_CHOICE: Kind(("pooler", "classifier")),
+    QUESTION_ANSWERING: Kind(("span",)),
+    TOKEN_CLASSIFICATION: Kind(("classifier",), has_classes=True),
+    MULTI_LABEL: Kind(("pooler", "classifier"), has_classes=True),
+}
+
+# The tasks of your own files; `labels_are_lists` selects the other kind.
+OWN_TASKS = tuple(kind for kind in KINDS if kind != MULTI_LABEL)
 
 SQUAD_HEADS = ("plain", "beam")
 
@@ -40,10 +66,12 @@ class TaskHeadConfig(Config):
 
     kind: str = setting(
         CLASSIFICATION,
-        "classification of a text or a pair of texts; regression, one number "
-        "for them; multiple_choice, the best of several answers; "
-        "question_answering, a span of a text.",
-        choices=KINDS,
+        "classification of a text or a pair of texts, into one class or, "
+        "multi_label_classification, any number of them; regression, one "
+        "number for them; multiple_choice, the best of several answers; "
+        "question_answering, a span of a text; token_classification, a tag "
+        "for each word.",
+        choices=tuple(KINDS),
         affects="model",
         has_flag=False,
     )
@@ -82,8 +110,8 @@ class TaskHeadConfig(Config):
 
     @property
     def num_outputs(self) -> int:
-        """Number of logits of a sequence; undefined for question answering."""
-        return len(self.labels) if self.kind == CLASSIFICATION else 1
+        """Number of logits of a sequence or token; 1 without classes."""
+        return len(self.labels) if KINDS[self.kind].has_classes else 1
 
     @property
     def num_classes(self) -> int:
@@ -93,14 +121,20 @@ class TaskHeadConfig(Config):
         return len(self.labels)
 
     @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers above the encoder, as in `interop.weight_names`."""
+        return ("beam_span",) if self.is_beam else KINDS[self.kind].layers
+
+    @property
     def has_pooler(self) -> bool:
         """Whether the head reads the pooled output."""
-        return self.kind != QUESTION_ANSWERING
+        return "pooler" in self.layers
 
     @property
     def is_beam(self) -> bool:
         """Whether the head is the beam head of question answering."""
-        return not self.has_pooler and self.squad_head == "beam"
+        is_span = self.kind == QUESTION_ANSWERING
+        return is_span and self.squad_head == "beam"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +145,8 @@ class ColumnsConfig(Config):
         "",
         "Task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, "
         "squad_v1, squad_v2 or race; or, for files of your own, "
-        "classification, regression, multiple_choice or question_answering.",
+        "classification, regression, multiple_choice, question_answering or "
+        "token_classification.",
         affects="model",
     )
     text_column: str = setting(
@@ -129,6 +164,22 @@ class ColumnsConfig(Config):
         "Column of the label: for classification, the name of a class; for "
         "regression, a number; for multiple_choice, the right choice as a "
         "number from 0 or a letter from A.",
+    )
+    labels_are_lists: bool = setting(
+        False,
+        "For classification: a text can have several classes, or none. Labels "
+        "are lists of names; in a table, separated by commas.",
+        affects="model",
+    )
+    tokens_column: str = setting(
+        "tokens",
+        "Column of the list of words of JSON lines, for token_classification.",
+    )
+    tags_column: str = setting(
+        "tags",
+        "Column of the list of tags of JSON lines, for token_classification: "
+        "for each word O, or B- or I- and the name of a kind of spans, e.g. "
+        "B-PER.",
     )
     id_column: str = setting(
         "",

@@ -15,6 +15,9 @@ The name of a class is the text of its cell, with single spaces for white space.
 An empty cell, `nan` and `-` (unless `+` is a class, too) mean that there is no
 label, and so does -1, unless it is a class beside 0, or 0 and 1. Rows without a
 label are left out and listed.
+
+A file of words and tags has a word, first, and its tag, last, in each line, as
+in CoNLL; an empty line ends a text.
 """
 
 import collections
@@ -22,6 +25,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 import posixpath
@@ -34,9 +38,12 @@ from absl import logging
 from albert_tf.config.task import (
     CLASSIFICATION,
     KINDS,
+    MULTI_LABEL,
     MULTIPLE_CHOICE,
+    OWN_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
+    TOKEN_CLASSIFICATION,
     TaskConfig,
 )
 from albert_tf.errors import UserError, name_faults
@@ -71,6 +78,9 @@ _TFDS = "tfds:"
 # Cells that mean "no label".
 _NO_LABEL = ("", "nan", "-")
 
+# Tags of words: outside of a span, or in it and its kind.
+_TAG = re.compile("O|[BIES]-.+")
+
 # The values of `is_impossible`; `str(True)` in lower case is "true".
 _TRUTH_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
@@ -80,13 +90,22 @@ class TextExample(NamedTuple):
 
     Attributes:
         id: Identifies the example in its file.
-        label: Index of the class, or the value to predict; None if unknown.
+        label: Index of the class, indices of the classes, or the value to
+            predict; None if unknown.
     """
 
     id: str
     text: str
     text_pair: str | None
-    label: int | float | None
+    label: int | float | tuple[int, ...] | None
+
+
+class TokenExample(NamedTuple):
+    """A text as words; `label` has the index of the tag of each."""
+
+    id: str
+    words: tuple[str, ...]
+    label: tuple[int, ...] | None
 
 
 class ChoiceExample(NamedTuple):
@@ -99,7 +118,7 @@ class ChoiceExample(NamedTuple):
     label: int | None
 
 
-Example: TypeAlias = TextExample | ChoiceExample | Question
+Example: TypeAlias = TextExample | TokenExample | ChoiceExample | Question
 
 
 @dataclasses.dataclass
@@ -129,6 +148,15 @@ class ExampleSet:
     @property
     def has_labels(self) -> bool:
         return not self.split.startswith(TEST)
+
+    def labels(self) -> list[Any]:
+        """The labels as `score.score` takes them; for tags, their names."""
+        labels = [example.label for example in self.examples]
+        if self.task.kind == TOKEN_CLASSIFICATION:
+            return [[self.task.labels[i] for i in tags] for tags in labels]
+        if self.task.kind == MULTI_LABEL:
+            return [multi_hot(found, len(self.task.labels)) for found in labels]
+        return labels
 
     def describe(self) -> list[str]:
         """Describes the examples in lines for the log."""
@@ -174,14 +202,24 @@ def read_examples(
     examples = ExampleSet(task, split, _find_source(config, task, split))
     columns, found = _open_rows(examples)
     rows = _check_rows(examples, columns, found)
-    if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
-        names = {_class_name(examples, row, columns) for row in rows}
-        examples.task = dataclasses.replace(task, labels=_find_classes(names))
+    has_classes = KINDS[task.kind].has_classes and examples.has_labels
+    if has_classes and not task.labels:
+        found_names = (_class_names(examples, row, columns) for row in rows)
+        labels = _find_classes(set(itertools.chain.from_iterable(found_names)))
+        examples.task = dataclasses.replace(task, labels=labels)
         _warn_of_similar(examples)
+    if task.kind == TOKEN_CLASSIFICATION:
+        _check_tags(examples)
     for row in rows:
         _add_example(examples, row, columns)
     _check(examples)
     return examples
+
+
+def multi_hot(indices: Iterable[int], size: int) -> list[int]:
+    """1 at each of the indices, 0 elsewhere."""
+    kept = {*indices}
+    return [int(i in kept) for i in range(size)]
 
 
 # --- sources -----------------------------------------------------------------
@@ -231,7 +269,7 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
 def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
     """The rows of a source, and the columns that make an example."""
     source, task = examples.source, examples.task
-    if source.startswith(_TFDS) and task.name in KINDS:
+    if source.startswith(_TFDS) and task.name in OWN_TASKS:
         return task.splits[examples.split].columns, _read_tfds(source)
     is_json, is_span = source.endswith(".json"), task.kind == QUESTION_ANSWERING
     if task.layout == "squad" or (is_json and is_span):
@@ -241,12 +279,15 @@ def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
         return columns, _read_race(source)
     if source.endswith((".jsonl", ".json")):
         return columns, _read_json(source)
+    if task.kind == TOKEN_CLASSIFICATION:
+        return columns, _read_conll(source, columns)
     if source.endswith((".tsv", ".csv")):
-        return columns, _read_table(source, columns.header, task.name in KINDS)
+        may_quote = task.name in OWN_TASKS
+        return columns, _read_table(source, columns.header, may_quote)
     raise UserError(
         f"files of --task={task.name} must end in .tsv, .csv, .jsonl or .json",
         received=source,
-        remedy=f"A task of your own ({', '.join(KINDS)}) can also have "
+        remedy=f"A task of your own ({', '.join(OWN_TASKS)}) can also have "
         f"{_TFDS}NAME:SPLIT.",
     )
 
@@ -258,7 +299,7 @@ def _check_rows(
     needed = [columns.text, columns.text_pair, *columns.choices]
     if examples.has_labels:
         needed.append(columns.label)
-    if examples.task.name in KINDS:  # an official file may lack the id
+    if examples.task.name in OWN_TASKS:  # an official file may lack the id
         needed.append(columns.id)
     needed = list(filter(None, needed))
     task = examples.task.name
@@ -273,7 +314,7 @@ def _check_rows(
             values = f"no {', '.join(lacking)}"
             if lacking == [columns.label] and not examples.is_training:
                 remedy = "Give a file without labels as --test_file."
-            elif task in KINDS:
+            elif task in OWN_TASKS:
                 remedy = "Name the right file, or other columns by --*_column."
         malformed.append((where, values))
     num_rows = len(good) + len(malformed)
@@ -377,6 +418,25 @@ def _read_csv(
             "within it",
             received=f"{error}, in the row that begins in line {first_line}",
         ) from None
+
+
+def _read_conll(path: str, columns: Columns) -> _Found:
+    """Reads words and tags, the first and the last column of a text's lines."""
+    text: list[list[str]] = []
+    for number, line in enumerate(f"{read_text(path)}\n".split("\n"), 1):
+        fields = re.split("[ \t]+", line.strip(" \t\r"))
+        if fields[0] not in ("", "-DOCSTART-"):
+            text.append(fields)
+            continue
+        if text:
+            where, counts = f"line {number - len(text)}", {*map(len, text)}
+            words, *_ = zip(*text, strict=False)
+            values: dict[str, Any] = {columns.text: list(words)}
+            if counts != {1}:
+                values[columns.label] = [fields[-1] for fields in text]
+            is_even = len(counts) == 1
+            yield where, values if is_even else f"lines of {counts} columns"
+        text = []
 
 
 def _read_json(path: str) -> _Found:
@@ -516,20 +576,32 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _class_name(examples: ExampleSet, row: _Row, columns: Columns) -> str:
-    """The name of a row's class; see the beginning of this module.
+def _class_names(
+    examples: ExampleSet, row: _Row, columns: Columns
+) -> list[str]:
+    """The names of a row's class, classes or tags; see the beginning.
 
     Raises:
-        UserError: For a list or an object.
+        UserError: For a list instead of a name, or the reverse, or an object.
     """
-    value = row.values[columns.label]
-    if isinstance(value, list | dict):
+    value, kind = row.values[columns.label], examples.task.kind
+    values, form = [value], "one name or number"
+    remedy = (
+        "An example has one class: name another --label_column, or set "
+        "--labels_are_lists."
+    )
+    if kind != CLASSIFICATION and value is not None:
+        form, remedy = "a list of names", "Name the column of the lists."
+        if kind == MULTI_LABEL and isinstance(value, str):
+            value = list(filter(str.strip, value.split(",")))
+        values = value if isinstance(value, list) else [{}]
+    if any(isinstance(name, list | dict) for name in values):
         raise UserError(
-            f"{columns.label} of {examples.source} must be one name or number",
+            f"{columns.label} of {examples.source} must be {form}",
             received=f"{value!r} in {row.where}",
-            remedy="An example has one class: name another --label_column.",
+            remedy=remedy,
         )
-    return " ".join(_text(value).split())
+    return [" ".join(_text(name).split()) for name in values]
 
 
 def _is_no_label(name: str, classes: Iterable[str]) -> bool:
@@ -551,6 +623,37 @@ def _find_classes(names: set[str]) -> tuple[str, ...]:
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(labels))
+
+
+def _check_tags(examples: ExampleSet) -> None:
+    """Refuses tags of no scheme that seqeval knows."""
+    wrong = [tag for tag in examples.task.labels if not _TAG.fullmatch(tag)]
+    if wrong:
+        raise UserError(
+            f"tags of {examples.source} must be O, or B-, I-, E- or S- and the "
+            "name of a kind of spans",
+            received=name_faults(wrong),
+            remedy="Write e.g. B-PER for the first and I-PER for each further "
+            "word of a span, or name another --tags_column.",
+        )
+
+
+def _warn_of_spans(examples: ExampleSet) -> None:
+    """Says how spans count that begin with I-."""
+    open_spans = [
+        f"{tag} after {before} in {example.id}"
+        for example, tags in zip(
+            examples.examples, examples.labels(), strict=True
+        )
+        for before, tag in itertools.pairwise(["O", *tags])
+        if tag[0] in "IE" and before[1:] != tag[1:]
+    ]
+    if open_spans:
+        logging.warning(
+            "%s: %d spans begin with I- or E-: %s. They count as spans, as in "
+            "the scheme IOB1",
+            *(examples.source, len(open_spans), name_faults(open_spans)),
+        )
 
 
 def _warn_of_similar(examples: ExampleSet) -> None:
@@ -576,14 +679,15 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
     value = row.values[columns.label]
     text = _text(value)
     try:
-        if kind == CLASSIFICATION:
+        if KINDS[kind].has_classes:
             form = f"one of {name_faults(labels)}"
-            name = _class_name(examples, row, columns)
             # Earlier versions stored the names with their white space.
             names = [" ".join(label.split()) for label in labels]
-            if name not in names:
+            found = _class_names(examples, row, columns)
+            if not {*found} <= {*names}:
                 raise ValueError("no label of the training file")
-            return names.index(name)
+            indices = tuple(map(names.index, found))
+            return indices[0] if kind == CLASSIFICATION else indices
         if kind == REGRESSION:
             form = "a finite number"
             if not math.isfinite(number := float(value)):
@@ -615,11 +719,14 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
 
 def _has_no_label(examples: ExampleSet, row: _Row, columns: Columns) -> bool:
     task = examples.task
+    value = row.values[columns.label]
     if task.kind == QUESTION_ANSWERING:
         return False
-    name = _text(row.values[columns.label]).strip()
+    if task.kind == MULTI_LABEL and value == "":  # an empty list
+        return False
+    name = _text(value).strip()
     if task.kind == CLASSIFICATION:
-        name = _class_name(examples, row, columns)
+        (name,) = _class_names(examples, row, columns)
         if name in task.labels:
             return False
     if name == "-1":
@@ -638,6 +745,9 @@ def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
     where = name = _text(values.get(columns.id, row.number))
     if task.kind != QUESTION_ANSWERING:  # a tab would break predictions
         where = name = " ".join(name.split())
+    if task.kind == TOKEN_CLASSIFICATION:
+        _add_words(examples, row, columns, TokenExample(name, (), label))
+        return
     text = _text(values[columns.text])
     pair = _text(values[columns.text_pair]) if columns.text_pair else None
     example: Example
@@ -661,6 +771,29 @@ def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
     if problem:
         examples.bad.append((where, problem))
     if not (problem and examples.is_training):
+        examples.examples.append(example)
+
+
+def _add_words(
+    examples: ExampleSet, row: _Row, columns: Columns, example: TokenExample
+) -> None:
+    """Adds an example with its words, unless it is unusable."""
+    words = row.values[columns.text]
+    if not isinstance(words, list):
+        raise UserError(
+            f"{columns.text} of {examples.source} must be a list of words",
+            received=f"{words!r:.80} in {row.where}",
+            remedy="Name another --tokens_column.",
+        )
+    example = example._replace(words=tuple(map(_text, words)))
+    problem = "" if any(map(str.strip, example.words)) else "a text is empty"
+    labels = example.label
+    differ = labels is not None and len(labels) != len(words)
+    if differ:
+        problem = f"{len(labels or ())} tags for {len(words)} words"
+    if problem:
+        examples.bad.append((row.where, problem))
+    if not ((problem and examples.is_training) or differ):
         examples.examples.append(example)
 
 
@@ -736,7 +869,9 @@ def _check(examples: ExampleSet) -> None:
             if examples.bad
             else "none",
         )
-    needs_classes = task.kind == CLASSIFICATION and examples.is_training
+    if task.kind == TOKEN_CLASSIFICATION and examples.has_labels:
+        _warn_of_spans(examples)
+    needs_classes = KINDS[task.kind].has_classes and examples.is_training
     if needs_classes and len(task.labels) < 2:
         raise UserError(
             f"{source} must have labels of at least two classes",

@@ -26,9 +26,11 @@ from absl import logging
 
 from albert_tf.config import FinetuningConfig, SequenceConfig
 from albert_tf.config.task import (
+    MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TOKEN_CLASSIFICATION,
     TaskConfig,
     TaskHeadConfig,
 )
@@ -37,6 +39,7 @@ from albert_tf.finetuning.examples import (
     ChoiceExample,
     ExampleSet,
     TextExample,
+    multi_hot,
 )
 from albert_tf.finetuning.tasks import TRAIN
 from albert_tf.input.record_format import serialize
@@ -80,19 +83,22 @@ class TaskFeature(NamedTuple):
     Attributes:
         dtype: "int64" or "float32", as stored.
         num_sequences: Number of sequences of `max_seq_length` tokens that the
-            feature holds, one after another. 0: a single value.
+            feature holds, one after another. 0: `size` values.
     """
 
     name: str
     dtype: str
     num_sequences: int = 0
+    size: int = 1
 
     def length(self, shape: SequenceConfig) -> int:
         """Returns the number of values in a record."""
-        return self.num_sequences * shape.max_seq_length or 1
+        return self.num_sequences * shape.max_seq_length or self.size
 
 
-def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
+def task_features(
+    kind: str, num_choices: int = 0, num_classes: int = 0
+) -> tuple[TaskFeature, ...]:
     """Returns the features of a record of a kind of `config.task.KINDS`."""
     sequences = num_choices if kind == MULTIPLE_CHOICE else 1
     shared = (
@@ -107,6 +113,17 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
     )
     if kind == REGRESSION:
         return (*shared, TaskFeature("label", "float32"))
+    if kind == MULTI_LABEL:
+        # 1 for a class of the text, 0 for another.
+        return (*shared, TaskFeature("labels", "float32", size=num_classes))
+    if kind == TOKEN_CLASSIFICATION:
+        return (
+            *shared,
+            # For the first token of a word its number, from 1; 0 for others.
+            TaskFeature("word_numbers", "int64", 1),
+            # Index of the tag of that word; 0 elsewhere, and in test files.
+            TaskFeature("token_labels", "int64", 1),
+        )
     if kind != QUESTION_ANSWERING:
         # Index of the class or choice; 0 without a label, as in test files.
         return (*shared, TaskFeature("label", "int64"))
@@ -150,11 +167,16 @@ def make_records(
         records = _choice_records(
             examples.examples, tokenizer, config.max_qa_length, max_seq_length
         )
+    elif task.kind == TOKEN_CLASSIFICATION:
+        records = _word_records(examples, tokenizer, max_seq_length)
     else:
         records = _text_records(examples.examples, tokenizer, max_seq_length)
-    features = task_features(task.kind, task.num_choices)
+    num_classes = len(task.labels)
+    features = task_features(task.kind, task.num_choices, num_classes)
     for values in records:
         values["example_weight"] = 1.0
+        if task.kind == MULTI_LABEL:
+            values["labels"] = multi_hot(values["label"] or (), num_classes)
         yield {
             f.name: np.ravel(values[f.name]).astype(f.dtype) for f in features
         }
@@ -177,6 +199,36 @@ def _text_records(
         inputs = join(*truncate(firsts, seconds, length), length)
         for example, *rows in zip(batch, *inputs, strict=True):
             yield ModelInputs(*rows)._asdict() | {"label": example.label or 0}
+
+
+def _word_records(
+    examples: ExampleSet, tokenizer: Tokenizer, length: int
+) -> Iterator[dict[str, Any]]:
+    """The first token of a word has its label, as in BERT's paper, section 5.3.
+
+    Words whose first token is beyond the length have none.
+    """
+    for example in examples.examples:
+        pieces = _tokenize(tokenizer, example.words)
+        ends = np.cumsum([1, *map(len, pieces)])
+        firsts = {
+            position: number
+            for number, position in enumerate(ends[:-1])
+            if pieces[number] and position < length - 1
+        }
+        if lost := int((ends[:-1] >= length - 1).sum()):
+            problem = f"{lost} of {len(pieces)} words beyond max_seq_length"
+            examples.bad.append((example.id, problem))
+        ids = [piece for word in pieces for piece in word]
+        inputs = join([ids[: length - 2]], length=length)
+        numbers, labels = np.zeros((2, length), np.int64)
+        numbers[[*firsts]] = [number + 1 for number in firsts.values()]
+        if example.label is not None:
+            labels[[*firsts]] = [example.label[n] for n in firsts.values()]
+        yield inputs._asdict() | {
+            "word_numbers": numbers,
+            "token_labels": labels,
+        }
 
 
 # A gap of a question, as "____ ." or "_."; not the underscore of "user_name".
@@ -337,7 +389,7 @@ def write(
     inputs_sha256: str = "",
 ) -> FeatureFiles:
     """Writes records; those of "train" in random order, the others in order."""
-    features = task_features(head.kind, head.num_choices)
+    features = task_features(head.kind, head.num_choices, len(head.labels))
     records = {
         split: [_without_padding(record, features) for record in found]
         for split, found in splits.items()
@@ -396,7 +448,7 @@ def _without_padding(
     count = features[0].num_sequences
     length = int(record["input_mask"].reshape(count, -1).sum(axis=1).max())
     cut = dict(record)
-    for name, _, num_sequences in features:
+    for name, _, num_sequences, _ in features:
         if num_sequences:
             values = record[name].reshape(count, -1)[:, :length]
             cut[name] = values.astype(np.min_scalar_type(values.max()))
@@ -408,7 +460,7 @@ def _padded(
 ) -> dict[str, list[float]]:
     """Lists the values of a record, with sequences padded to `length`."""
     values = dict(record)
-    for name, _, num_sequences in features:
+    for name, _, num_sequences, _ in features:
         if num_sequences:
             padding = ((0, 0), (0, length - values[name].shape[1]))
             is_p_mask = int(name == "p_mask")  # no answer contains padding

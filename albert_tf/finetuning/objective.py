@@ -11,7 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.config import FinetuningConfig, ModelConfig
-from albert_tf.config.task import REGRESSION, TaskHeadConfig
+from albert_tf.config.task import (
+    CLASSIFICATION,
+    MULTI_LABEL,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TOKEN_CLASSIFICATION,
+    TaskHeadConfig,
+)
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.features import (
     FeatureFiles,
@@ -183,7 +191,7 @@ def plan_start(
 
 
 class Finetuning(Objective):
-    """A classification, regression, multiple choice or span task.
+    """A task of one of the kinds of `config.task.KINDS`.
 
     Args:
         config: Settings of the run, with model, head and lengths resolved.
@@ -226,10 +234,11 @@ class Finetuning(Objective):
 
     def record_format(self, records: RecordSet) -> RecordFormat:
         limits = {"input_ids": self._config.model.vocab_size, "segment_ids": 2}
-        if self._head.num_classes:
-            limits["label"] = self._head.num_classes
+        head = self._head
+        if head.num_classes:
+            limits |= dict.fromkeys(("label", "token_labels"), head.num_classes)
         return RecordFormat(
-            task_features(self._head.kind, self._head.num_choices), limits
+            task_features(head.kind, head.num_choices, len(head.labels)), limits
         )
 
     def describe_records(self, records: RecordSet) -> list[str]:
@@ -268,7 +277,7 @@ class Finetuning(Objective):
         write_json(path(RECORDS_METADATA_FILE), metadata)
 
     def weights(self, batch: Batch) -> Scalars:
-        return {"label": tf.reduce_sum(batch["example_weight"])}
+        return {"label": tf.reduce_sum(_label_weights(batch))}
 
     def sums(self, outputs: Any, batch: Batch) -> Scalars:
         return task_sums(self._head, outputs, batch)
@@ -286,6 +295,9 @@ class Finetuning(Objective):
         }
 
     def predictions(self, outputs: Any, batch: Batch) -> dict[str, tf.Tensor]:
+        if self._head.kind == TOKEN_CLASSIFICATION:
+            tags = tf.argmax(outputs["logits"], -1, tf.int32)
+            return {"tags": tags, "word_numbers": batch["word_numbers"]}
         # The outputs of the beam suffice to find the answers.
         unused = ("start_logits", "end_logits") if self._head.is_beam else ()
         return {n: value for n, value in outputs.items() if n not in unused}
@@ -326,11 +338,22 @@ class Finetuning(Objective):
         return 3 * num_sequences * (encoder + pooler + head)
 
     def chance_loss(self) -> float | None:
-        if self._head.num_classes:
-            return math.log(self._head.num_classes)
-        if not (self._head.has_pooler or self._head.is_beam):
+        head = self._head
+        if head.kind == MULTI_LABEL:
+            return math.log(2)
+        if head.num_classes:
+            return math.log(head.num_classes)
+        if head.kind == QUESTION_ANSWERING and not head.is_beam:
             return math.log(self._config.data.max_seq_length)
         return None
+
+
+def _label_weights(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """1 for each label of a batch: `(batch, 1)`; of words `(batch, length)`."""
+    weights = batch["example_weight"]
+    if "word_numbers" in batch:
+        weights *= tf.cast(batch["word_numbers"] > 0, tf.float32)
+    return weights
 
 
 def task_sums(
@@ -351,16 +374,59 @@ def task_sums(
         regression; `label_weight_sum`; and, except for regression,
         `label_correct_sum`. The loss of a span is the mean of the losses of its
         start and end. The beam head adds half the loss of answerability, as in
-        google-research/albert.
+        google-research/albert. The loss of a list of classes is the mean over
+        all classes, each with a sigmoid; it is correct if all are.
     """
+    return _SUMS[head.kind](head, outputs, batch)
+
+
+_Tensors = Mapping[str, tf.Tensor]
+
+
+def _sums_of_classes(
+    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
+) -> Scalars:
+    weights, labels = batch["example_weight"][:, 0], batch["label"][:, 0]
+    return weighted_sums("label", outputs["logits"], labels, weights)
+
+
+def _sums_of_tags(
+    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
+) -> Scalars:
+    labels, weights = batch["token_labels"], _label_weights(batch)
+    return weighted_sums("label", outputs["logits"], labels, weights)
+
+
+def _sums_of_lists(
+    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
+) -> Scalars:
+    weights, labels = batch["example_weight"][:, 0], batch["labels"]
+    logits = outputs["logits"]
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+    is_correct = tf.reduce_all((logits > 0) == (labels > 0), axis=-1)
+    correct = tf.cast(is_correct, tf.float32)
+    return {
+        "label_loss_sum": tf.reduce_sum(weights * tf.reduce_mean(losses, -1)),
+        "label_correct_sum": tf.reduce_sum(weights * correct),
+        "label_weight_sum": tf.reduce_sum(weights),
+    }
+
+
+def _sums_of_values(
+    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
+) -> Scalars:
     weights = batch["example_weight"][:, 0]
-    if head.has_pooler and head.kind != REGRESSION:
-        labels = batch["label"][:, 0]
-        return weighted_sums("label", outputs["logits"], labels, weights)
-    sums = {"label_weight_sum": tf.reduce_sum(weights)}
-    if head.kind == REGRESSION:
-        losses = tf.square(outputs["logits"][:, 0] - batch["label"][:, 0])
-        return sums | {"label_loss_sum": tf.reduce_sum(weights * losses)}
+    losses = tf.square(outputs["logits"][:, 0] - batch["label"][:, 0])
+    return {
+        "label_weight_sum": tf.reduce_sum(weights),
+        "label_loss_sum": tf.reduce_sum(weights * losses),
+    }
+
+
+def _sums_of_spans(
+    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
+) -> Scalars:
+    weights = batch["example_weight"][:, 0]
     starts, ends = batch["start_position"][:, 0], batch["end_position"][:, 0]
     start_logits, end_logits = outputs["start_logits"], outputs["end_logits"]
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
@@ -375,7 +441,18 @@ def task_sums(
     is_correct = tf.argmax(start_logits, -1, tf.int32) == starts
     is_correct &= tf.argmax(end_logits, -1, tf.int32) == ends
     correct = weights * tf.cast(is_correct, tf.float32)
-    return sums | {
+    return {
+        "label_weight_sum": tf.reduce_sum(weights),
         "label_loss_sum": tf.reduce_sum(weights * losses),
         "label_correct_sum": tf.reduce_sum(correct),
     }
+
+
+_SUMS: Mapping[str, Callable[..., Scalars]] = {
+    CLASSIFICATION: _sums_of_classes,
+    MULTIPLE_CHOICE: _sums_of_classes,
+    MULTI_LABEL: _sums_of_lists,
+    REGRESSION: _sums_of_values,
+    QUESTION_ANSWERING: _sums_of_spans,
+    TOKEN_CLASSIFICATION: _sums_of_tags,
+}

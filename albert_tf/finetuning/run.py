@@ -10,7 +10,7 @@ import json
 import posixpath
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,13 @@ from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.task import KINDS, QUESTION_ANSWERING, REGRESSION
+from albert_tf.config.task import (
+    MULTI_LABEL,
+    OWN_TASKS,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TOKEN_CLASSIFICATION,
+)
 from albert_tf.errors import UserError
 from albert_tf.finetuning import features, score
 from albert_tf.finetuning.examples import ExampleSet, has_split, read_examples
@@ -71,8 +77,7 @@ class Scorer:
         """
         task, found = self.examples.task, self.find(collected)
         if task.kind != QUESTION_ANSWERING:
-            labels = [example.label for example in self.examples.examples]
-            return score.score(task, labels, found)
+            return score.score(task, self.examples.labels(), found)
         may_be_null = task.may_be_unanswerable
         return score.score_answers(
             self.examples.examples,
@@ -83,14 +88,34 @@ class Scorer:
         )
 
     def find(self, collected: Arrays) -> Any:
-        """The `QuestionAnswer` of each question, or the class or value."""
+        """The `QuestionAnswer` of each question, or the prediction.
+
+        A class, a value, 1 for each class of a text, or the tags of its words.
+        """
         if self.maker is not None:
             return list(
                 find_answers(self.examples.examples, self.maker, collected)
             )
+        kind = self.examples.task.kind
+        if kind == TOKEN_CLASSIFICATION:
+            return list(self._find_tags(**collected))
         logits = collected["logits"]
-        is_value = self.examples.task.kind == REGRESSION
-        return logits[:, 0] if is_value else logits.argmax(axis=-1)
+        if kind == MULTI_LABEL:
+            return (logits > 0).astype(int)
+        return logits[:, 0] if kind == REGRESSION else logits.argmax(axis=-1)
+
+    def _find_tags(
+        self, tags: np.ndarray, word_numbers: np.ndarray
+    ) -> Iterator[list[str]]:
+        """The tags of each text; "O" for a word that the model did not read."""
+        for example, row, numbers in zip(
+            self.examples.examples, tags, word_numbers, strict=True
+        ):
+            found = ["O"] * len(example.words)
+            for position in np.flatnonzero(numbers):
+                label = self.examples.task.labels[row[position]]
+                found[numbers[position] - 1] = label
+            yield found
 
 
 class Inputs(NamedTuple):
@@ -240,7 +265,7 @@ def task_of_run(config: FinetuningConfig, task: Task) -> Task:
             "must have them too",
             received=f"--task={task.name} with {texts[bool(has_pairs)]}",
             remedy="Set --text_pair_column as in the training."
-            if task.name in KINDS
+            if task.name in OWN_TASKS
             else "",
         )
     return dataclasses.replace(task, num_choices=head.num_choices)
@@ -354,7 +379,8 @@ def _write(split: str, scorer: Scorer, collected: Arrays, run_dir: str) -> None:
         score.write_answers(path, found, scorer.null_threshold)
     else:
         known = task.splits.get(split)
-        name = (known.submission if known else "") or f"{split}.tsv"
+        ending = "jsonl" if task.kind == TOKEN_CLASSIFICATION else "tsv"
+        name = (known.submission if known else "") or f"{split}.{ending}"
         path = posixpath.join(path, name)
         score.write_predictions(path, scorer.examples, found)
     logging.info("wrote predictions to %s", path)

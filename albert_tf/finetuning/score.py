@@ -12,6 +12,7 @@ other tasks, with the scores of the paper. It does not need TensorFlow.
     best_answers.json  the same, without the null threshold
     null_odds.json     by question id; the larger, the less likely an answer
     nbest.json         the best answers to each question, with probabilities
+    *.jsonl            the words of each text, and their tags
 
 Answers are compared in lower case, without punctuation and articles. In
 Chinese, Japanese, Korean, Thai and other scripts that need it, each character
@@ -43,14 +44,21 @@ from absl import logging
 from albert_tf.config import flags
 from albert_tf.config.task import (
     CLASSIFICATION,
+    MULTI_LABEL,
     QUESTION_ANSWERING,
     REGRESSION,
+    TOKEN_CLASSIFICATION,
     ScoreConfig,
     TaskConfig,
 )
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.examples import ExampleSet, read_examples, read_text
-from albert_tf.finetuning.tasks import DEV, LETTERS, Task
+from albert_tf.finetuning.examples import (
+    ExampleSet,
+    multi_hot,
+    read_examples,
+    read_text,
+)
+from albert_tf.finetuning.tasks import DEV, LETTERS, Task, import_seqeval
 from albert_tf.io.files import load_json, write_text
 from albert_tf.records.questions import Question, QuestionAnswer
 
@@ -69,13 +77,15 @@ _HEADER = "index\tprediction"
 
 
 def score(
-    task: Task, labels: Sequence[float] | np.ndarray, predictions: np.ndarray
+    task: Task, labels: Sequence[Any] | np.ndarray, predictions: Any
 ) -> dict[str, float]:
-    """Computes the scores of a task, with scikit-learn and SciPy.
+    """Computes the scores of a task, with scikit-learn, SciPy and seqeval.
 
     Args:
         task: Its `metrics` name the scores.
-        labels: Indices of classes or choices, or values; `(examples,)`.
+        labels: Indices of classes or choices, or values; `(examples,)`. 1 for
+            each class of a list, 0 for others; `(examples, classes)`. Or the
+            tags of each text.
         predictions: As `labels`.
 
     Returns:
@@ -91,11 +101,18 @@ def score(
         # F1 of class 1, the paraphrases; macro: mean of all classes that occur.
         "f1": metrics.f1_score,
         "f1_macro": functools.partial(metrics.f1_score, average="macro"),
+        "f1_micro": functools.partial(metrics.f1_score, average="micro"),
         "matthews": metrics.matthews_corrcoef,
         "pearson": functools.partial(_correlation, stats.pearsonr),
         "spearman": functools.partial(_correlation, stats.spearmanr),
         "mean_squared_error": lambda x, y: np.mean(np.square(x - y)),
     }
+    if task.kind == MULTI_LABEL:
+        labels, predictions = np.array(labels), np.array(predictions)
+    if task.kind == TOKEN_CLASSIFICATION:  # of spans; accuracy, of words
+        spans, names = import_seqeval(), ("f1", "precision", "recall")
+        functions = {name: getattr(spans, f"{name}_score") for name in names}
+        functions["accuracy"] = spans.accuracy_score
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant predictions
         scores = {
@@ -259,20 +276,33 @@ def names_of(task: Task) -> Sequence[str]:
 
 
 def write_predictions(
-    path: str, examples: ExampleSet, predictions: np.ndarray
+    path: str, examples: ExampleSet, predictions: Any
 ) -> None:
     """Writes the predictions of all kinds but question answering.
 
-    They are indices of classes or choices, or values, `(examples,)`. Values of
-    STS-B are cut to its range, 0 to 5.
+    They are as in `score`. Values of STS-B are cut to its range, 0 to 5.
     """
     task, names = examples.task, names_of(examples.task)
+    if task.kind == TOKEN_CLASSIFICATION:
+        texts = zip(examples.examples, predictions, strict=True)
+        rows = [
+            {"id": example.id, "tokens": example.words, "tags": tags}
+            for example, tags in texts
+        ]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_text(path, "".join(lines))
+        return
     if task.name == "stsb":
         predictions = np.clip(predictions, 0, 5)
     lines = [_HEADER]
     for example, value in zip(examples.examples, predictions, strict=True):
-        is_value = task.kind == REGRESSION
-        text = f"{value:.3f}" if is_value else names[int(value)]
+        if task.kind == REGRESSION:
+            text = f"{value:.3f}"
+        elif task.kind == MULTI_LABEL:
+            found = [names[i] for i in np.flatnonzero(value)]
+            text = json.dumps(found, ensure_ascii=False)
+        else:
+            text = names[int(value)]
         lines.append(f"{example.id}\t{text}")
     write_text(path, "\n".join(lines) + "\n")
 
@@ -362,13 +392,21 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
             answers,
             may_be_unanswerable=task.may_be_unanswerable,
         )
+    if task.kind == TOKEN_CLASSIFICATION:
+        return score(task, examples.labels(), _read_tags(path, examples))
     values = read_predictions(path, examples)
+    lists = _read_lists(path, values) if task.kind == MULTI_LABEL else None
     if task.name == CLASSIFICATION:
         # A model may predict a class of its training set that the file lacks.
-        others = sorted(set(filter(None, values)) - set(task.labels))
+        found = {name for names in lists or [values] for name in names}
+        others = sorted(set(filter(None, found)) - set(task.labels))
         task = dataclasses.replace(task, labels=(*task.labels, *others))
-    labels = [example.label for example in examples.examples]
+    examples.task = task
+    labels = examples.labels()
     names = {name: i for i, name in enumerate(names_of(task))}
+    if lists is not None:
+        rows = [multi_hot(map(names.get, row), len(names)) for row in lists]
+        return score(task, labels, rows)
     parse = float if task.kind == REGRESSION else names.__getitem__
     try:
         predictions = np.array(list(map(parse, values)))
@@ -380,6 +418,51 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
             f"each prediction in {path} must be {wanted}", received=error
         ) from None
     return score(task, labels, predictions)
+
+
+def _read_lists(path: str, values: Sequence[str]) -> list[list[str]]:
+    """The lists of classes that `write_predictions` has written."""
+    try:
+        lists = list(map(json.loads, values))
+    except ValueError as error:
+        lists, reason = [None], str(error)
+    else:
+        reason = "something else"
+    if not all(
+        isinstance(names, list) and all(isinstance(n, str) for n in names)
+        for names in lists
+    ):
+        raise UserError(
+            f'each prediction in {path} must be a list, e.g. ["joy"]',
+            received=reason,
+        )
+    return lists
+
+
+def _read_tags(path: str, examples: ExampleSet) -> list[list[str]]:
+    """The predicted tags of each text, in the order of the examples."""
+    config = TaskConfig(
+        task=TOKEN_CLASSIFICATION,
+        dev_file=path,
+        id_column="id" if path.endswith(".jsonl") else "",
+    )
+    predicted = read_examples(config, DEV)
+    found = {
+        (example.id, example.words): tags
+        for example, tags in zip(
+            predicted.examples, predicted.labels(), strict=True
+        )
+    }
+    wanted = [(example.id, example.words) for example in examples.examples]
+    if missing := [
+        name for name, words in wanted if (name, words) not in found
+    ]:
+        raise UserError(
+            f"{path} must have the words of each example of {examples.source}",
+            received=f"others for {name_faults(missing)}",
+            remedy="Check that these are predictions of that file.",
+        )
+    return [found[key] for key in wanted]
 
 
 def main(config: ScoreConfig) -> None:

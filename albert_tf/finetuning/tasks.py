@@ -4,19 +4,23 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 """
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import NamedTuple
 
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
     CLASSIFICATION,
-    KINDS,
+    MULTI_LABEL,
     MULTIPLE_CHOICE,
+    OWN_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
+    TOKEN_CLASSIFICATION,
     TaskConfig,
 )
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 
@@ -27,9 +31,9 @@ class Columns(NamedTuple):
     """The columns of a row that make an example; "" and () for none.
 
     Attributes:
-        text: The text, passage or document.
+        text: The text, passage or document, or the list of words.
         text_pair: The second text or the question.
-        label: The label, or the answers.
+        label: The label, the answers, or the list of labels or tags.
         id: Without that column, examples are numbered from 0.
         choices: A column for each choice, or one with the list of all.
         header: All columns of an official file without header.
@@ -71,9 +75,9 @@ class Task:
         kind: One of `config.task.KINDS`.
         layout: "table", "squad" or "race".
         splits: By name; those that begin with "test" have no labels.
-        labels: The classes in the order of google-research/albert; () for other
-            kinds. `examples.read_examples` finds those of your own task, and
-            `num_choices`.
+        labels: The classes in the order of google-research/albert, or the
+            tags; () for other kinds. `examples.read_examples` finds those of
+            your own task, and `num_choices`.
         metrics: Names of the scores, the most important first.
         num_choices: Number of choices of a question; 0 for other kinds.
         starts_from: Task on which the paper fine-tunes the model before; "" for
@@ -108,6 +112,8 @@ _OWN_METRICS = {
     REGRESSION: ("pearson", "spearman", "mean_squared_error"),
     MULTIPLE_CHOICE: ("accuracy",),
     QUESTION_ANSWERING: ("f1", "exact"),
+    TOKEN_CLASSIFICATION: ("f1", "precision", "recall", "accuracy"),
+    MULTI_LABEL: ("f1_micro", "f1_macro", "accuracy"),
 }
 
 
@@ -118,11 +124,15 @@ def find_task(config: TaskConfig) -> Task:
         UserError: If the name is unknown, or settings of the task do not fit.
     """
     kind = config.task
+    if config.labels_are_lists and kind != CLASSIFICATION:
+        raise UserError(
+            f"--labels_are_lists needs --task={CLASSIFICATION}", received=kind
+        )
     if kind in TASKS:
         return TASKS[kind]
-    if kind not in KINDS:
+    if kind not in OWN_TASKS:
         raise UserError(
-            "--task must be one of " + ", ".join([*TASKS, *KINDS]),
+            "--task must be one of " + ", ".join([*TASKS, *OWN_TASKS]),
             received=repr(kind),
         )
     if config.data_dir:
@@ -145,8 +155,31 @@ def find_task(config: TaskConfig) -> Task:
         columns = question._replace(choices=config.choice_columns)
     elif kind == QUESTION_ANSWERING:
         columns = question._replace(label=config.answer_column)
+    elif kind == TOKEN_CLASSIFICATION:
+        import_seqeval()  # before the training, which its scores follow
+        columns = Columns(
+            config.tokens_column, label=config.tags_column, id=config.id_column
+        )
+    elif config.labels_are_lists:
+        kind = MULTI_LABEL
     splits = {name: Split(columns) for name in _FILES}
-    return Task(kind, kind, splits=splits, metrics=_OWN_METRICS[kind])
+    return Task(config.task, kind, splits=splits, metrics=_OWN_METRICS[kind])
+
+
+def import_seqeval() -> ModuleType:
+    """Imports `seqeval.metrics`, the scores of spans.
+
+    Raises:
+        UserError: If it is missing.
+    """
+    try:
+        return importlib.import_module("seqeval.metrics")
+    except ImportError as error:
+        raise UserError(
+            f"seqeval must be installed for --task={TOKEN_CLASSIFICATION}",
+            received=first_line(error),
+            remedy="pip install seqeval",
+        ) from None
 
 
 # --- official tasks ----------------------------------------------------------

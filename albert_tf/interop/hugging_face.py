@@ -44,9 +44,12 @@ from albert_tf.config import (
 from albert_tf.config.settings import find_setting
 from albert_tf.config.task import (
     CLASSIFICATION,
+    KINDS,
+    MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TOKEN_CLASSIFICATION,
     FinetuningDataConfig,
 )
 from albert_tf.errors import UserError, first_line
@@ -331,6 +334,12 @@ _SEQUENCES = TaskOfTransformers(
 TASKS = {
     CLASSIFICATION: _SEQUENCES,
     REGRESSION: _SEQUENCES,
+    MULTI_LABEL: _SEQUENCES,
+    TOKEN_CLASSIFICATION: TaskOfTransformers(
+        "AlbertForTokenClassification",
+        "token-classification",
+        ("max_seq_length",),
+    ),
     MULTIPLE_CHOICE: TaskOfTransformers(
         "AlbertForMultipleChoice",
         "multiple-choice",
@@ -348,6 +357,11 @@ TASKS = {
             NULL_THRESHOLD,
         ),
     ),
+}
+_PROBLEM_TYPES = {
+    CLASSIFICATION: "single_label_classification",
+    REGRESSION: "regression",
+    MULTI_LABEL: "multi_label_classification",
 }
 
 
@@ -419,11 +433,12 @@ def format_config(weights: ModelWeights) -> bytes:
             "transformers has no ALBERT with the head squad_head=beam",
             remedy="Fine-tune with --squad_head=plain.",
         )
+    if head and head.kind in _PROBLEM_TYPES:
+        values["problem_type"] = _PROBLEM_TYPES[head.kind]
     if head and head.kind == REGRESSION:
-        values |= {"problem_type": "regression", "id2label": {"0": "value"}}
-    if head and head.kind == CLASSIFICATION:
+        values["id2label"] = {"0": "value"}
+    if head and KINDS[head.kind].has_classes:
         values |= {
-            "problem_type": "single_label_classification",
             "id2label": {str(i): name for i, name in enumerate(head.labels)},
             "label2id": {name: i for i, name in enumerate(head.labels)},
         }
@@ -446,23 +461,19 @@ def read_task(
 
     None and {} for a pretrained model. `model` limits the length of a sequence.
     """
-    if stored.get("problem_type") == "multi_label_classification":
-        raise UserError(
-            "problem_type must be single_label_classification or regression",
-            received="multi_label_classification",
-            remedy="albert_tf has no head that predicts several classes of "
-            "one text.",
-        )
+    problem = stored.get("problem_type")
     names = stored.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
     if name == TASKS[CLASSIFICATION].class_name:
         labels = _read_labels(stored, path)
-        is_regression = len(labels) == 1 or (
-            stored.get("problem_type") == REGRESSION
-        )
         head = TaskHeadConfig(REGRESSION)
-        if not is_regression:
+        if problem == _PROBLEM_TYPES[MULTI_LABEL]:
+            head = TaskHeadConfig(MULTI_LABEL, labels)
+        elif len(labels) > 1 and problem != REGRESSION:
             head = TaskHeadConfig(CLASSIFICATION, labels)
+    elif name == TASKS[TOKEN_CLASSIFICATION].class_name:
+        labels = _read_labels(stored, path)
+        head = TaskHeadConfig(TOKEN_CLASSIFICATION, labels)
     elif name == TASKS[MULTIPLE_CHOICE].class_name:
         # transformers ignores this setting; its documentation has 2 choices.
         num_choices = stored.get("num_choices", 2)

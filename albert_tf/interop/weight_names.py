@@ -79,7 +79,7 @@ _LAYERS = {
         (_BIAS, "V", "masked_lm/output_bias",
          "cls/predictions/output_bias", "predictions"),
     ),
-    # Only with a sentence objective, or a task other than question answering.
+    # Only with a sentence objective, or a task that labels a text or a pair.
     "pooler": (
         (_DENSE, "HH", "pooler", "bert/pooler/dense", "albert.pooler"),
     ),
@@ -119,10 +119,8 @@ def list_weights(
         heads = ["masked_lm"]
         if sentence_objective != "none":
             heads += ["pooler", "sentence"]
-    elif head.has_pooler:
-        heads = ["pooler", "classifier"]
     else:
-        heads = ["beam_span" if head.is_beam else "span"]
+        heads = [*head.layers]
     layers = list(_LAYERS["embeddings"])
     if config.embedding_size != config.hidden_size:
         layers += _LAYERS["projection"]

@@ -167,14 +167,14 @@ _EXCLUDED = -1e30
 
 
 class ClassificationHead(Projection):
-    """Dropout and one dense layer on the pooled output.
+    """Dropout and one dense layer, on the pooled output or on each token.
 
     It serves classification, regression, and multiple choice, where each answer
     is a separate row with one output.
 
     Args:
         num_outputs: Number of classes; 1 for regression and multiple choice.
-        dropout_rate: Dropout rate of the pooled output.
+        dropout_rate: Dropout rate of its input.
 
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 4.1.
@@ -198,12 +198,12 @@ class ClassificationHead(Projection):
 
     def call(
         self,
-        pooled_output: tf.Tensor,
+        hidden: tf.Tensor,
         dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """float32 logits, `(batch, num_outputs)`."""
-        kept = _apply_dropout(pooled_output, self.dropout_rate, dropout, target)
+        """float32 logits of `hidden`, `(..., H)`: `(..., num_outputs)`."""
+        kept = _apply_dropout(hidden, self.dropout_rate, dropout, target)
         product, bias = super().call(kept)
         return product + bias
 

@@ -176,7 +176,7 @@ class AlbertForTask(keras.layers.Layer):
             config, dtype, remat, has_pooler=head.has_pooler, name=name
         )
         self.head: ClassificationHead | SpanHead | BeamSpanHead
-        if head.has_pooler:
+        if "classifier" in head.layers:
             outputs = head.num_outputs
             self.head = ClassificationHead(config, outputs, dropout_rate)
         elif head.is_beam:
@@ -207,8 +207,9 @@ class AlbertForTask(keras.layers.Layer):
         Returns:
             For question answering, `start_logits` and `end_logits`, float32,
             `(batch, length)`, or the outputs of `BeamSpanHead`. Otherwise
-            `logits`, float32: `(batch, classes)`, `(batch, 1)` for regression,
-            `(batch, num_choices)` for multiple choice.
+            `logits`, float32: `(batch, classes)`, `(batch, length, classes)`
+            for token classification, `(batch, 1)` for regression, `(batch,
+            num_choices)` for multiple choice.
         """
         inputs = {
             name: self._split_choices(batch[name])
@@ -224,9 +225,10 @@ class AlbertForTask(keras.layers.Layer):
             target=target,
         )
         if isinstance(self.head, ClassificationHead):
-            logits = self.head(
-                outputs.pooled_output, dropout=dropout, target=target
-            )
+            read = outputs.sequence_output
+            if outputs.pooled_output is not None:
+                read = outputs.pooled_output
+            logits = self.head(read, dropout=dropout, target=target)
             if self.head_config.kind == MULTIPLE_CHOICE:
                 logits = tf.reshape(logits, [-1, self.head_config.num_choices])
             return {"logits": logits}

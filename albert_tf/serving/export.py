@@ -19,9 +19,11 @@ from albert_tf.config import (
     PretrainingConfig,
 )
 from albert_tf.config.task import (
+    MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TOKEN_CLASSIFICATION,
 )
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
@@ -194,7 +196,9 @@ def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
             received=f"{config.max_seq_length} and {positions}",
         )
     length = config.max_seq_length or run.data.max_seq_length
-    if not isinstance(run, FinetuningConfig) or run.head.has_pooler:
+    if not isinstance(run, FinetuningConfig):
+        return length
+    if run.head.kind != QUESTION_ANSWERING:
         return length
     needed = run.task.max_query_length + 3
     if length <= needed and not config.max_seq_length:
@@ -491,12 +495,20 @@ def make_task_signatures(
     if head.kind == QUESTION_ANSWERING:
         spans = _signature(lambda *ids: dict(forward(*ids)), _ids(*inputs))
         return {"serving_default": spans, "score_spans": spans}
+    if head.kind == TOKEN_CLASSIFICATION:
+        length = run.data.max_seq_length
+        return _tag_signatures(forward, head.labels, length, tokenizer)
 
     def answer(*packed: tf.Tensor) -> Outputs:
         logits = forward(*packed)["logits"]
         if head.kind == REGRESSION:
             return {"value": logits[:, 0]}
         labels = tf.constant(head.labels)
+        if head.kind == MULTI_LABEL:
+            return {
+                "labels": tf.broadcast_to(labels, tf.shape(logits)),
+                "probabilities": tf.sigmoid(logits),
+            }
         return {
             "label": tf.gather(labels, tf.argmax(logits, axis=-1)),
             "labels": tf.broadcast_to(labels, tf.shape(logits)),
@@ -515,6 +527,68 @@ def make_task_signatures(
         if run.task.has_pairs is not False:
             pairs = _from_texts(answer, *texts, "text_pair")
             signatures[f"{name}_text_pair"] = pairs
+    return signatures
+
+
+# A word of a raw text: letters and digits with marks between them, as in
+# "3.5" and "Franco-German"; or another character that is no white space.
+_LETTERS = r"[\pL\pM\pN]+"
+_WORD = rf"{_LETTERS}(?:[.,_@/&-]{_LETTERS})*|[^\s\pZ]"
+
+
+def _tag_signatures(
+    forward: Answer,
+    labels: tuple[str, ...],
+    max_seq_length: int,
+    tokenizer: TextTokenizer | None,
+) -> Signatures:
+    def tag(*packed: tf.Tensor) -> Outputs:
+        """The best tag of each token, and its probability."""
+        probabilities = tf.nn.softmax(forward(*packed)["logits"])
+        best = tf.argmax(probabilities, axis=-1)
+        return {
+            "tags": tf.gather(tf.constant(labels), best),
+            "probabilities": tf.reduce_max(probabilities, axis=-1),
+        }
+
+    def tag_words(words: tf.RaggedTensor) -> Outputs:
+        """The tag of each word: that of its first token, as in training."""
+        assert tokenizer is not None
+        pieces = tokenizer.encode(words.flat_values)
+        lengths = words.with_values(pieces.row_lengths()).to_tensor()
+        positions = tf.cumsum(lengths, axis=1, exclusive=True) + 1
+        is_read = (lengths > 0) & (positions < max_seq_length - 1)
+        ids = words.with_values(pieces).merge_dims(1, 2)
+        found = tag(*pack(max_seq_length, ids))
+        positions = tf.where(is_read, positions, 0)
+        tags, probabilities = (
+            tf.gather(found[name], positions, batch_dims=1)
+            for name in ("tags", "probabilities")
+        )
+        return {
+            "words": words.to_tensor(""),
+            "tags": tf.where(is_read, tags, ""),
+            "probabilities": tf.where(is_read, probabilities, 0.0),
+        }
+
+    def from_words(words: tf.Tensor) -> Outputs:
+        is_word = words != ""
+        return tag_words(tf.ragged.boolean_mask(words, is_word))
+
+    def from_text(texts: tf.Tensor) -> Outputs:
+        assert tokenizer is not None
+        words, begins, ends = tokenizer.split_words(texts, _WORD)
+        offsets = {"begins": begins, "ends": ends}
+        return tag_words(words) | {
+            name: values.to_tensor() for name, values in offsets.items()
+        }
+
+    from_ids = _signature(tag, _PACKED)
+    signatures = {"serving_default": from_ids, "tag": from_ids}
+    if tokenizer:
+        words = tf.TensorSpec([None, None], tf.string, name="words")
+        signatures["tag_words"] = _signature(from_words, [words])
+        signatures["tag_text"] = _signature(from_text, _strings("text"))
     return signatures
 
 

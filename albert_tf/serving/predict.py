@@ -275,6 +275,7 @@ class Task(NamedTuple):
 _TASKS = (
     Task("classify_text", "classification", ("text",)),
     Task("predict_value_text", "regression", ("text",)),
+    Task("tag_text", "token classification", ("text",)),
     Task("choose_text", "multiple choice", ("text", "question", "choice")),
     Task("score_spans", "question answering", ("text", "question")),
 )
@@ -305,7 +306,9 @@ def ask(
 
     Returns:
         An answer for each text, or for each text and question, in order, with
-        these keys. Classification: `label`, and `probabilities` by label.
+        these keys. Classification: `label`, and `probabilities` by label; into
+        several classes, without `label`. Token classification: `words`,
+        `begins` and `ends` in the text, `tags` and their `probabilities`.
         Regression: `value`. Multiple choice: `choice`, `choice_number` from 0,
         and `probabilities`, one for each choice. Question answering: `answer`,
         "" if there is none; `start` and `end`, so that `text[start:end]` is
@@ -360,6 +363,9 @@ def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             answer["probabilities"] = dict(
                 zip(labels, answer["probabilities"], strict=True)
             )
+        if "words" in answer:  # "" pads a text with fewer words than others
+            length = sum(map(bool, answer["words"]))
+            answer = {name: found[:length] for name, found in answer.items()}
         yield answer
 
 

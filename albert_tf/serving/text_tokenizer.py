@@ -124,6 +124,40 @@ class TextTokenizer(tf.Module):
         part_ids = tf.concat([masks, part_ids], axis=1)
         return parts.with_values(part_ids).merge_dims(1, 2)
 
+    def split_words(
+        self, texts: tf.Tensor, pattern: str
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor, tf.RaggedTensor]:
+        """Finds the words of texts.
+
+        Args:
+            texts: string, `(batch,)`, UTF-8; other bytes become U+FFFD.
+            pattern: A regular expression of RE2 for a word.
+
+        Returns:
+            The words, string, and their first characters and ends, int32, each
+            `(batch, words)`.
+        """
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
+        # What is between two words is a part of its own, without a word in it.
+        words, begins, ends = self._text_ops.regex_split_with_offsets(
+            texts, pattern, pattern
+        )
+        is_word = tf.strings.regex_full_match(words.flat_values, pattern)
+        kept = words.with_values(is_word)
+        words, begins, ends = (
+            tf.ragged.boolean_mask(values, kept)
+            for values in (words, begins, ends)
+        )
+        of_words = tf.gather(texts, words.value_rowids())
+
+        def characters(offsets: tf.RaggedTensor) -> tf.RaggedTensor:
+            sizes = tf.cast(offsets.values, tf.int32)
+            before = tf.strings.substr(of_words, tf.zeros_like(sizes), sizes)
+            count = tf.strings.length(before, unit="UTF8_CHAR")
+            return offsets.with_values(count)
+
+        return words, characters(begins), characters(ends)
+
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the spellings of pieces: string, in the shape of `ids`."""
         return tf.gather(self._pieces, ids)

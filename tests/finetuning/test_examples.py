@@ -278,6 +278,63 @@ def test_questions_of_ones_own_are_read_from_tables(tmp_path):
     assert read_file("question_answering", lines).examples == [first]
 
 
+CONLL = (
+    "-DOCSTART- -X- O",
+    "",
+    "EU NNP B-ORG",
+    "rejects\tVBZ\tO",
+    "",
+    " ",
+    "Peter NNP I-PER",
+    "Blackburn NNP I-PER",
+)
+TAGS = ("B-ORG", "I-PER", "O")
+
+
+def test_words_and_tags_are_columns_or_lists(tmp_path, caplog):
+    """Of CoNLL-2003, whose spans begin with I-, which a warning says."""
+    path = write(tmp_path, "t.conll", *CONLL)
+    found = read_file("token_classification", path)
+    assert found.task.labels == TAGS
+    expected = [
+        ("0", ("EU", "rejects"), (0, 2)),
+        ("1", ("Peter", "Blackburn"), (1, 1)),
+    ]
+    assert found.examples == expected
+    assert "1 spans begin with I- or E-: I-PER after O in 1" in caplog.text
+    rows = [
+        json.dumps({"words": words, "ner": [TAGS[tag] for tag in tags]})
+        for _, words, tags in expected
+    ]
+    path = write(tmp_path, "t.jsonl", *rows)
+    columns = {"tokens_column": "words", "tags_column": "ner"}
+    found = read_file("token_classification", path, **columns)
+    assert found.examples == expected
+    # Without tags, it is a test set.
+    path = write(tmp_path, "t.txt", "EU", "rejects")
+    (example,) = read_file("token_classification", path, "test").examples
+    assert example == ("0", ("EU", "rejects"), None)
+
+
+def test_a_text_can_have_several_classes_or_none(tmp_path):
+    lists = {"joy,fear": (1, 0), "": (), "joy": (1,)}
+    table = write(
+        tmp_path, "t.csv", "text,label", *(f'a,"{cell}"' for cell in lists)
+    )
+    rows = [
+        json.dumps({"text": "a", "label": cell.split(",") if cell else []})
+        for cell in lists
+    ]
+    rows.append('{"text": "a", "label": null}')
+    for path in table, write(tmp_path, "t.jsonl", *rows):
+        found = read_file("classification", path, labels_are_lists=True)
+        assert found.task.kind == "multi_label_classification"
+        assert found.task.labels == ("fear", "joy")
+        assert [e.label for e in found.examples] == [*lists.values()]
+        assert found.labels() == [[1, 1], [0, 0], [0, 1]]
+    assert found.bad == [("line 4", "no label")]
+
+
 QUESTIONS = "text,question,answer,answer_start,is_impossible"
 
 
@@ -339,6 +396,26 @@ REFUSED = [
             ('{"text": "a", "label": ["joy"]}', r"one name or number.*'joy'"),
             ('{"text": "a", "label": {"b": 1}}', "one name or number"),
             ('{"text": "a", "label": 1, "label": 2}', "more than once"),
+        )
+    ),
+    *(
+        ("token_classification", "t.conll", *rows, message)
+        for *rows, message in (
+            ("EU NNP", "or S- and the name of a kind of spans.*: NNP. Write"),
+            ("EU B-ORG", "is O", "", "a", "b O", "lines of {1, 2} columns"),
+            ("EU", "is", "line 1: no tags"),
+        )
+    ),
+    *(
+        ("token_classification", "t.jsonl", row, message)
+        for row, message in (
+            ('{"tokens": "EU", "tags": ["O"]}', "tokens of .* a list of words"),
+            ('{"tokens": ["EU"], "tags": "O"}', "tags of .* a list of names"),
+            ('{"tokens": ["EU"], "tags": [3]}', "kind of spans.*Received: 3"),
+            (
+                '{"tokens": ["EU", "is"], "tags": ["O"]}',
+                "usable examples.*line 1: 1 tags for 2 words",
+            ),
         )
     ),
     # Only the last one would be read.

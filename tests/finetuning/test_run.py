@@ -65,6 +65,19 @@ PERFECT = {
         {"exact": 100, "f1": 100},
         [example["answer"] for example in tiny_task.question_answering()],
     ),
+    "token_classification": (
+        "plain",
+        {"f1": 1, "precision": 1, "recall": 1, "accuracy": 1},
+        [example["tags"] for example in tiny_task.token_classification()],
+    ),
+    "multi_label_classification": (
+        "plain",
+        {"f1_micro": 1, "f1_macro": 1, "accuracy": 1},
+        [
+            json.dumps(sorted(example["label"]))
+            for example in tiny_task.multi_label_classification()
+        ],
+    ),
 }
 
 
@@ -73,8 +86,8 @@ PERFECT = {
 def test_a_tiny_model_learns_examples_by_heart(
     kind, tiny_tasks, tmp_path, printed
 ):
-    """And predicts their labels, values, choices or answers; questions, whose
-    predictions have an order, on two replicas with micro-batches."""
+    """And predicts their labels, values, choices, tags or answers; questions,
+    whose predictions have an order, on two replicas with micro-batches."""
     head, right_scores, right = PERFECT[kind]
     # A value needs more steps than a class.
     changes = {"num_train_steps": 200 if kind == "regression" else 150}
@@ -108,6 +121,9 @@ def read_predictions(directory, kind):
     if kind == "question_answering":
         text = (directory / "predictions.json").read_text()
         return list(json.loads(text).values())
+    if kind == "token_classification":
+        lines = (directory / "dev.jsonl").read_text().splitlines()
+        return [json.loads(line)["tags"] for line in lines]
     header, *lines = (directory / "dev.tsv").read_text().splitlines()
     assert header == "index\tprediction"
     numbers, values = zip(*(line.split("\t") for line in lines), strict=True)

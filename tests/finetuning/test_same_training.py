@@ -38,6 +38,8 @@ CLASSES = {
     "regression": transformers.AlbertForSequenceClassification,
     "multiple_choice": transformers.AlbertForMultipleChoice,
     "question_answering": transformers.AlbertForQuestionAnswering,
+    "token_classification": transformers.AlbertForTokenClassification,
+    "multi_label_classification": transformers.AlbertForSequenceClassification,
 }
 TWO_REPLICAS = {"strategy": "mirrored", "num_logical_cpus": 2}
 
@@ -90,10 +92,13 @@ def train_in_pytorch(task, initial, **departures):
 def make_pytorch_model(config, values):
     """Hugging Face's model of the kind, with given weights."""
     head = config.head
+    settings = {}
+    if head.kind != "question_answering":
+        settings["num_labels"] = head.num_outputs
+    if head.kind == "multi_label_classification":
+        settings["problem_type"] = head.kind
     model = CLASSES[head.kind](
-        pytorch_training.make_config(config.model, num_labels=head.num_outputs)
-        if head.has_pooler
-        else pytorch_training.make_config(config.model)
+        pytorch_training.make_config(config.model, **settings)
     )
     weights = list_weights(config.model, head=head)
     pytorch_training.assign(model, weights, values)
@@ -113,7 +118,7 @@ def run_pytorch(model, head, batch):
         for name in ("input_ids", "input_mask", "segment_ids")
     )
     names = {"labels": "label"}
-    if not head.has_pooler:
+    if head.kind == "question_answering":
         names = {
             "start_positions": "start_position",
             "end_positions": "end_position",
@@ -121,8 +126,14 @@ def run_pytorch(model, head, batch):
     labels = {
         theirs: torch.tensor(batch[ours][:, 0])
         for theirs, ours in names.items()
+        if ours in batch
     }
-    if head.kind != "regression":
+    if head.kind == "multi_label_classification":
+        labels = {"labels": torch.tensor(batch["labels"])}
+    elif head.kind == "token_classification":
+        tags = np.where(batch["word_numbers"], batch["token_labels"], -100)
+        labels = {"labels": torch.tensor(tags).long()}
+    elif head.kind != "regression":
         labels = {name: values.long() for name, values in labels.items()}
     return model(
         input_ids=ids, attention_mask=mask, token_type_ids=segments, **labels

@@ -175,10 +175,9 @@ QNLI = str(EXCERPTS / "qnli-excerpt.tsv")
 def scores_of(task, data_file, predictions_file, **settings):
     return compute_scores(
         ScoreConfig(
-            task=ColumnsConfig(task=task),
+            task=ColumnsConfig(task=task, **settings),
             data_file=str(data_file),
             predictions_file=str(predictions_file),
-            **settings,
         )
     )
 
@@ -287,6 +286,51 @@ def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         scores_of("qnli", QNLI, path)
+
+
+TOKENS = (
+    *("EU B-ORG", "rejects O", "Peter B-PER", "Blackburn I-PER", ""),
+    *("Bonn B-LOC", "."),
+)
+
+
+def test_spans_count_if_both_ends_and_the_kind_are_right(tmp_path):
+    """One of 3 right spans is found, and of 3 predicted ones one is right."""
+    lines = [
+        line if " " in line or not line else f"{line} O" for line in TOKENS
+    ]
+    data = tmp_path / "dev.conll"
+    data.write_text("\n".join(lines) + "\n")
+    task = {"task": "token_classification"}
+    examples = read_examples(TaskConfig(**task, dev_file=str(data)), "dev")
+    path = tmp_path / "dev.jsonl"
+    tags = [["B-ORG", "O", "B-PER", "O"], ["B-ORG", "O"]]
+    write_predictions(str(path), examples, tags)
+    expected = {"f1": 1 / 3, "precision": 1 / 3, "recall": 1 / 3}
+    expected |= {"accuracy": 4 / 6, "total": 2}
+    scores = scores_of("token_classification", str(data), path)
+    assert scores == pytest.approx(expected)
+    data.write_text("Bern O\n\n" + data.read_text())
+    with pytest.raises(UserError, match=r"words of each example.*for 0; 1; 2"):
+        scores_of("token_classification", str(data), path)
+
+
+def test_lists_of_classes_are_scored_by_class_and_by_label(tmp_path):
+    """joy is found 1 of 2 times, fear 1 of 1, and anger is wrong."""
+    data, path = tmp_path / "dev.csv", tmp_path / "p.tsv"
+    data.write_text('text,label\na,"joy,fear"\nb,joy\nc,\n')
+    found = ['["fear", "joy"]', '["anger"]', "[]"]
+    rows = "".join(f"{i}\t{names}\n" for i, names in enumerate(found))
+    path.write_text(f"index\tprediction\n{rows}")
+    more = {"labels_are_lists": True}
+    scores = scores_of("classification", str(data), path, **more)
+    f1 = [2 / 3, 1, 0]
+    expected = {"f1_micro": 4 / 6, "f1_macro": sum(f1) / 3}
+    expected |= {"accuracy": 2 / 3, "total": 3}
+    assert scores == pytest.approx(expected)
+    path.write_text(f"index\tprediction\n{rows.replace('[]', 'joy')}")
+    with pytest.raises(UserError, match=r'must be a list, e.g. \["joy"\]'):
+        scores_of("classification", str(data), path, **more)
 
 
 @pytest.mark.parametrize("found", [[0.3], None, 5])

@@ -32,6 +32,12 @@ HEADS = {
     "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=4),
     "question_answering": TaskHeadConfig("question_answering"),
     "beam": TaskHeadConfig("question_answering", squad_head="beam"),
+    "token_classification": TaskHeadConfig(
+        "token_classification", ("B-LOC", "I-LOC", "O")
+    ),
+    "multi_label_classification": TaskHeadConfig(
+        "multi_label_classification", ("joy", "fear", "anger")
+    ),
 }
 
 

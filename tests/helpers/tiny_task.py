@@ -106,11 +106,33 @@ def question_answering() -> list[dict]:
     return found
 
 
+def token_classification() -> list[dict]:
+    """The cities of a sentence, of one word or two."""
+    return [
+        {
+            "tokens": ["She", "saw", city, "and", "New", other, "today", "."],
+            "tags": ["O", "O", "B-LOC", "O", "B-LOC", "I-LOC", "O", "O"],
+        }
+        for city, other in zip(CITIES, CITIES[1:] + CITIES[:1], strict=True)
+    ]
+
+
+def multi_label_classification() -> list[dict]:
+    """All colours that a sentence names."""
+    return [
+        {"text": f"The house in {city} is {' '.join(named)}.", "label": named}
+        for city in CITIES[:3]
+        for named in ([], ["red"], ["blue"], ["green", "red"], [*COLOURS])
+    ]
+
+
 EXAMPLES = {
     "classification": classification,
     "regression": regression,
     "multiple_choice": multiple_choice,
     "question_answering": question_answering,
+    "token_classification": token_classification,
+    "multi_label_classification": multi_label_classification,
 }
 
 
@@ -133,8 +155,10 @@ def make_config(
 
     `directory` has `model` and the examples.
     """
+    is_list = kind == "multi_label_classification"
     values = {
-        "task": kind,
+        "task": "classification" if is_list else kind,
+        "labels_are_lists": is_list,
         "train_file": f"{directory}/{kind}.jsonl",
         "dev_file": f"{directory}/{kind}.jsonl",
         "text_pair_column": "pair" if kind == "regression" else "",

@@ -300,13 +300,6 @@ def test_labels_are_those_that_transformers_makes(tmp_path, config, labels):
             {},
             r"albert/span/kernel is missing(?!.*albert\.pooler)",
         ),
-        # Its logits are not those of a softmax.
-        (
-            "classification",
-            {"problem_type": "multi_label_classification"},
-            {},
-            "problem_type must be single_label",
-        ),
         *(
             (CLASSES, {"id2label": labels}, {}, message)
             for labels, message in (

@@ -9,6 +9,7 @@ from albert_tf.config.task import TaskConfig
 from albert_tf.finetuning.examples import (
     ChoiceExample,
     ExampleSet,
+    TokenExample,
     read_examples,
 )
 from albert_tf.finetuning.features import make_records
@@ -95,7 +96,9 @@ def softmax(logits):
 
 
 @pytest.mark.parametrize("pairs", [None, ["It lies on a river.", ""]])
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize(
+    "kind", ["classification", "regression", "multi_label_classification"]
+)
 def test_served_labels_and_values_are_those_of_the_model(
     kind, pairs, exported_task
 ):
@@ -104,7 +107,7 @@ def test_served_labels_and_values_are_those_of_the_model(
     batch = encode(Tokenizer(str(VOCABULARY)), texts, pairs, LENGTH)
     logits = predict(weights, batch._asdict())["logits"]
 
-    name = "classify" if kind == "classification" else "predict_value"
+    name = "predict_value" if kind == "regression" else "classify"
     more = {"text_pair": pairs} if pairs else {}
     suffix = "_text_pair" if pairs else "_text"
     found = client.predict(name + suffix, {"text": texts} | more)
@@ -112,12 +115,74 @@ def test_served_labels_and_values_are_those_of_the_model(
     if kind == "regression":
         np.testing.assert_allclose(found["value"], logits[:, 0], atol=1e-5)
         return
+    if kind == "multi_label_classification":
+        assert found["labels"] == [["joy", "fear"]] * 2
+        probabilities = 1 / (1 + np.exp(-logits))
+        np.testing.assert_allclose(
+            found["probabilities"], probabilities, atol=1e-5
+        )
+        return
     labels = ["no", "yes", "maybe"]
     assert found["labels"] == [labels] * 2
     np.testing.assert_allclose(
         found["probabilities"], softmax(logits), atol=1e-5
     )
     assert found["label"] == [labels[i] for i in logits.argmax(axis=-1)]
+
+
+# Texts, and their words.
+WORDS = {
+    "Ann's U.N. visit, in Café-Bar İstanbul: 3.5%!": "Ann ' s U.N . visit , "
+    "in Café-Bar İstanbul : 3.5 % !",
+    " \t": "",
+    "word " * 200: "word " * 200,
+}
+
+
+def test_served_tags_are_those_of_the_model(exported_task):
+    """Of the words of raw texts, with their characters, and of given words.
+    Words beyond the length have no tag."""
+    weights, _, client = exported_task("token_classification")
+    kind, labels = weights.head.kind, weights.head.labels
+    words = [text.split() for text in WORDS.values()]
+    task = Task(kind, kind, labels=labels)
+    rows = [
+        TokenExample(str(i), tuple(row), None) for i, row in enumerate(words)
+    ]
+    examples = ExampleSet(task, "test", "tests", rows)
+    tokenizer = Tokenizer(str(VOCABULARY))
+    records = list(make_records(examples, tokenizer, TASK, LENGTH))
+    probabilities = softmax(predict(weights, stack(records, *INPUTS))["logits"])
+    assert np.ptp(probabilities.max(-1)) > 1e-4  # the tokens differ
+    assert "words beyond max_seq_length" in examples.bad[0][1]
+
+    found = client.predict("tag_text", {"text": [*WORDS]})
+    (answer, *_) = ask(
+        client,
+        find_task(client.list_signatures()),
+        TextsConfig(text=(next(iter(WORDS)),)),
+    )
+    size = max(map(len, words))
+    padded = [row + [""] * (size - len(row)) for row in words]
+    given = client.predict("tag_words", {"words": padded})
+
+    assert answer["words"] == words[0]
+    assert found["words"] == given["words"] == padded
+    for name in "tags", "probabilities":
+        assert found[name] == given[name]
+    for i, (text, record) in enumerate(zip(WORDS, records, strict=True)):
+        offsets = zip(found["begins"][i], found["ends"][i], strict=True)
+        assert [text[begin:end] for begin, end in offsets] == padded[i]
+        tags, numbers = [""] * size, record["word_numbers"]
+        expected = np.zeros(size)
+        for position in np.flatnonzero(numbers):
+            word, of_word = numbers[position] - 1, probabilities[i, position]
+            tags[word] = labels[of_word.argmax()]
+            expected[word] = of_word.max()
+        assert found["tags"][i] == tags
+        np.testing.assert_allclose(
+            found["probabilities"][i], expected, atol=3e-6
+        )
 
 
 def test_served_choices_are_those_of_the_model(exported_task):
