@@ -116,7 +116,11 @@ setup(
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "dask": DASK,
         "data": DATA,
-        "interop": ["torch>=2.4", "transformers>=4.46"],
+        "interop": [
+            "torch>=2.4",
+            "transformers>=4.46",
+            "sentence-transformers>=3.0",
+        ],
         "litert": ["ai-edge-litert>=2.0", "flatbuffers>=24"],
         "onnx": ["onnxruntime>=1.20", "onnxscript>=0.5"],
         "seqeval": SEQEVAL,

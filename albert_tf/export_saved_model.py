@@ -84,6 +84,8 @@ For multiple choice, `question` and `context` are (batch,), and `choices` are
     choose          input_ids, input_mask, segment_ids: (batch, choices, length)
                     -> choice_number, probabilities
 
+For embedding, `embed_text` and `embed`, as above.
+
 For token classification:
 
     tag_text        -> words: string, (batch, words)

@@ -37,6 +37,7 @@ from absl import logging
 
 from albert_tf.config.task import (
     CLASSIFICATION,
+    EMBEDDING,
     KINDS,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
@@ -49,6 +50,8 @@ from albert_tf.config.task import (
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.tasks import (
     LETTERS,
+    RETRIEVAL,
+    SIMILARITY,
     SQUAD,
     TEST,
     TRAIN,
@@ -297,7 +300,7 @@ def _check_rows(
 ) -> list[_Row]:
     """Refuses a file of another task; lists and drops malformed rows."""
     needed = [columns.text, columns.text_pair, *columns.choices]
-    if examples.has_labels:
+    if examples.has_labels and examples.task.kind != EMBEDDING:
         needed.append(columns.label)
     if examples.task.name in OWN_TASKS:  # an official file may lack the id
         needed.append(columns.id)
@@ -688,7 +691,7 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
                 raise ValueError("no label of the training file")
             indices = tuple(map(names.index, found))
             return indices[0] if kind == CLASSIFICATION else indices
-        if kind == REGRESSION:
+        if kind in (REGRESSION, EMBEDDING):
             form = "a finite number"
             if not math.isfinite(number := float(value)):
                 raise ValueError("not a finite number")
@@ -730,14 +733,18 @@ def _has_no_label(examples: ExampleSet, row: _Row, columns: Columns) -> bool:
         if name in task.labels:
             return False
     if name == "-1":
-        return task.kind != REGRESSION
+        return task.kind not in (REGRESSION, EMBEDDING)
     return _is_no_label(name, task.labels)
 
 
 def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
     """Adds the example of a row, unless it is unusable."""
     task, values, label = examples.task, row.values, None
-    if examples.has_labels:
+    has_label = examples.has_labels
+    if task.kind == EMBEDDING:  # pairs may have values, for evaluation
+        is_dev = has_label and not examples.is_training
+        has_label = is_dev and columns.label in values
+    if has_label:
         if _has_no_label(examples, row, columns):
             examples.bad.append((row.where, "no label"))
             return
@@ -871,6 +878,9 @@ def _check(examples: ExampleSet) -> None:
         )
     if task.kind == TOKEN_CLASSIFICATION and examples.has_labels:
         _warn_of_spans(examples)
+    if task.kind == EMBEDDING:
+        metrics = RETRIEVAL if None in examples.labels() else SIMILARITY
+        examples.task = dataclasses.replace(task, metrics=metrics)
     needs_classes = KINDS[task.kind].has_classes and examples.is_training
     if needs_classes and len(task.labels) < 2:
         raise UserError(

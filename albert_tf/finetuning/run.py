@@ -21,6 +21,7 @@ from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import (
+    EMBEDDING,
     MULTI_LABEL,
     OWN_TASKS,
     QUESTION_ANSWERING,
@@ -76,6 +77,8 @@ class Scorer:
             collected: `Finetuning.predictions` of all records, in order.
         """
         task, found = self.examples.task, self.find(collected)
+        if task.kind == EMBEDDING:
+            return score.score_embeddings(self.examples, found)
         if task.kind != QUESTION_ANSWERING:
             return score.score(task, self.examples.labels(), found)
         may_be_null = task.may_be_unanswerable
@@ -90,7 +93,8 @@ class Scorer:
     def find(self, collected: Arrays) -> Any:
         """The `QuestionAnswer` of each question, or the prediction.
 
-        A class, a value, 1 for each class of a text, or the tags of its words.
+        A class, a value, 1 for each class of a text, the tags of its words, or
+        the embeddings of a pair.
         """
         if self.maker is not None:
             return list(
@@ -99,6 +103,8 @@ class Scorer:
         kind = self.examples.task.kind
         if kind == TOKEN_CLASSIFICATION:
             return list(self._find_tags(**collected))
+        if kind == EMBEDDING:
+            return collected["embeddings"]
         logits = collected["logits"]
         if kind == MULTI_LABEL:
             return (logits > 0).astype(int)
@@ -143,6 +149,13 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         raise UserError("dry_run must be off with mode=eval and mode=predict")
     # All files are read first, so that their errors come before the training.
     task = find_task(config.task)
+    if is_training and config.task.unsupervised and not config.training.dropout:
+        raise UserError(
+            "--unsupervised needs --dropout, without which the two embeddings "
+            "of a text are equal",
+            received=0.0,
+            remedy="Set --dropout=0.1.",
+        )
     if is_training:
         training_sets = {TRAIN: read_examples(config.task, TRAIN, task)}
         task = training_sets[TRAIN].task
@@ -197,7 +210,7 @@ def _train(
             inputs.files,
             base,
             inputs.scorers.get(DEV),
-            task.metrics[0],
+            (sets.get(DEV) or sets[TRAIN]).task.metrics[0],
         )
         if is_dry:
             return preflight.run(inputs.config, objective, host.strategy)

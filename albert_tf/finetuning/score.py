@@ -44,6 +44,7 @@ from absl import logging
 from albert_tf.config import flags
 from albert_tf.config.task import (
     CLASSIFICATION,
+    EMBEDDING,
     MULTI_LABEL,
     QUESTION_ANSWERING,
     REGRESSION,
@@ -58,7 +59,13 @@ from albert_tf.finetuning.examples import (
     read_examples,
     read_text,
 )
-from albert_tf.finetuning.tasks import DEV, LETTERS, Task, import_seqeval
+from albert_tf.finetuning.tasks import (
+    DEV,
+    LETTERS,
+    RETRIEVAL,
+    Task,
+    import_seqeval,
+)
 from albert_tf.io.files import load_json, write_text
 from albert_tf.records.questions import Question, QuestionAnswer
 
@@ -110,9 +117,8 @@ def score(
     if task.kind == MULTI_LABEL:
         labels, predictions = np.array(labels), np.array(predictions)
     if task.kind == TOKEN_CLASSIFICATION:  # of spans; accuracy, of words
-        spans, names = import_seqeval(), ("f1", "precision", "recall")
-        functions = {name: getattr(spans, f"{name}_score") for name in names}
-        functions["accuracy"] = spans.accuracy_score
+        spans = import_seqeval()
+        functions = {n: getattr(spans, f"{n}_score") for n in task.metrics}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant predictions
         scores = {
@@ -120,6 +126,45 @@ def score(
             for name in task.metrics
         }
     return {**scores, "total": len(labels)}
+
+
+def score_embeddings(
+    examples: ExampleSet, embeddings: np.ndarray
+) -> dict[str, float]:
+    """Computes the scores of embeddings, `(pairs, 2, H)`.
+
+    Returns:
+        The correlations of cosines with the labels. Without labels, the
+        fractions of first texts whose own second text is among the k most
+        similar ones of all different second texts, `recall@k`; and `total`.
+    """
+    labels, pairs = examples.labels(), examples.examples
+    if None not in labels:
+        return score(examples.task, labels, cosines_of(embeddings))
+    first, second = np.moveaxis(_units(embeddings), 1, 0)
+    seconds = {pair.text_pair: i for i, pair in enumerate(pairs)}
+    places = {text: place for place, text in enumerate(seconds)}
+    own = np.array([places[pair.text_pair] for pair in pairs])
+    others = second[[*seconds.values()]]
+    ranks = []
+    for one, place in zip(first, own, strict=True):
+        cosines = others @ one
+        # Equal embeddings, or NaN, are no success.
+        ranks.append(np.sum(~(cosines < cosines[place])) - 1)
+    found = {
+        name: float(np.mean(np.array(ranks) < int(name.partition("@")[2])))
+        for name in RETRIEVAL
+    }
+    return {**found, "total": len(pairs)}
+
+
+def cosines_of(embeddings: np.ndarray) -> np.ndarray:
+    """The cosines of pairs of embeddings, `(pairs, 2, H)`."""
+    return np.prod(_units(embeddings), axis=1).sum(axis=-1)
+
+
+def _units(embeddings: np.ndarray) -> np.ndarray:
+    return embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)
 
 
 def _correlation(
@@ -292,14 +337,16 @@ def write_predictions(
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         write_text(path, "".join(lines))
         return
+    if task.kind == EMBEDDING:
+        predictions = cosines_of(predictions)
     if task.name == "stsb":
         predictions = np.clip(predictions, 0, 5)
     lines = [_HEADER]
     for example, value in zip(examples.examples, predictions, strict=True):
-        if task.kind == REGRESSION:
+        if task.kind in (REGRESSION, EMBEDDING):
             text = f"{value:.3f}"
         elif task.kind == MULTI_LABEL:
-            found = [names[i] for i in np.flatnonzero(value)]
+            found = [names[i] for i, is_one in enumerate(value) if is_one]
             text = json.dumps(found, ensure_ascii=False)
         else:
             text = names[int(value)]
@@ -394,6 +441,12 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
         )
     if task.kind == TOKEN_CLASSIFICATION:
         return score(task, examples.labels(), _read_tags(path, examples))
+    if task.kind == EMBEDDING and None in examples.labels():
+        raise UserError(
+            f"{examples.source} must have values to compare cosines with",
+            received=f"no column {columns['label_column']}",
+            remedy="Name another --label_column.",
+        )
     values = read_predictions(path, examples)
     lists = _read_lists(path, values) if task.kind == MULTI_LABEL else None
     if task.name == CLASSIFICATION:
@@ -405,9 +458,12 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
     labels = examples.labels()
     names = {name: i for i, name in enumerate(names_of(task))}
     if lists is not None:
-        rows = [multi_hot(map(names.get, row), len(names)) for row in lists]
+        rows = [
+            multi_hot(map(names.__getitem__, row), len(names)) for row in lists
+        ]
         return score(task, labels, rows)
-    parse = float if task.kind == REGRESSION else names.__getitem__
+    is_value = task.kind in (REGRESSION, EMBEDDING)
+    parse = float if is_value else names.__getitem__
     try:
         predictions = np.array(list(map(parse, values)))
         if not np.isfinite(predictions).all():
@@ -422,20 +478,20 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
 
 def _read_lists(path: str, values: Sequence[str]) -> list[list[str]]:
     """The lists of classes that `write_predictions` has written."""
-    try:
-        lists = list(map(json.loads, values))
-    except ValueError as error:
-        lists, reason = [None], str(error)
-    else:
-        reason = "something else"
-    if not all(
-        isinstance(names, list) and all(isinstance(n, str) for n in names)
-        for names in lists
-    ):
-        raise UserError(
-            f'each prediction in {path} must be a list, e.g. ["joy"]',
-            received=reason,
-        )
+    lists = []
+    for value in values:
+        try:
+            names = json.loads(value)
+        except ValueError:
+            names = None
+        if not (
+            isinstance(names, list) and all(isinstance(n, str) for n in names)
+        ):
+            raise UserError(
+                f'each prediction in {path} must be a list, e.g. ["joy"]',
+                received=value,
+            )
+        lists.append(names)
     return lists
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
     CLASSIFICATION,
+    EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
     OWN_TASKS,
@@ -79,7 +80,8 @@ class Task:
             tags; () for other kinds. `examples.read_examples` finds those of
             your own task, and `num_choices`.
         metrics: Names of the scores, the most important first.
-        num_choices: Number of choices of a question; 0 for other kinds.
+        num_choices: Number of choices of a question; 2 for embedding; 0 for
+            other kinds.
         starts_from: Task on which the paper fine-tunes the model before; "" for
             a pretrained model.
 
@@ -114,7 +116,13 @@ _OWN_METRICS = {
     QUESTION_ANSWERING: ("f1", "exact"),
     TOKEN_CLASSIFICATION: ("f1", "precision", "recall", "accuracy"),
     MULTI_LABEL: ("f1_micro", "f1_macro", "accuracy"),
+    EMBEDDING: ("spearman", "pearson"),
 }
+
+# Scores of embeddings: of pairs with values, and of pairs whose second texts
+# are to be found.
+SIMILARITY = _OWN_METRICS[EMBEDDING]
+RETRIEVAL = ("recall@1", "recall@5", "recall@10")
 
 
 def find_task(config: TaskConfig) -> Task:
@@ -124,10 +132,12 @@ def find_task(config: TaskConfig) -> Task:
         UserError: If the name is unknown, or settings of the task do not fit.
     """
     kind = config.task
-    if config.labels_are_lists and kind != CLASSIFICATION:
-        raise UserError(
-            f"--labels_are_lists needs --task={CLASSIFICATION}", received=kind
-        )
+    for setting, wanted in (
+        ("labels_are_lists", CLASSIFICATION),
+        ("unsupervised", EMBEDDING),
+    ):
+        if getattr(config, setting) and kind != wanted:
+            raise UserError(f"--{setting} needs --task={wanted}", received=kind)
     if kind in TASKS:
         return TASKS[kind]
     if kind not in OWN_TASKS:
@@ -163,7 +173,14 @@ def find_task(config: TaskConfig) -> Task:
     elif config.labels_are_lists:
         kind = MULTI_LABEL
     splits = {name: Split(columns) for name in _FILES}
-    return Task(config.task, kind, splits=splits, metrics=_OWN_METRICS[kind])
+    task = Task(config.task, kind, splits=splits, metrics=_OWN_METRICS[kind])
+    if kind == EMBEDDING:
+        if not config.unsupervised or config.dev_file or config.test_file:
+            config.require("text_pair_column")
+        if config.unsupervised:
+            splits[TRAIN] = Split(columns._replace(text_pair=""))
+        return dataclasses.replace(task, num_choices=2)  # the texts of a pair
+    return task
 
 
 def import_seqeval() -> ModuleType:

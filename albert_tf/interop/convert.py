@@ -18,6 +18,7 @@ from albert_tf.config import (
     flatten,
 )
 from albert_tf.config.task import (
+    EMBEDDING,
     FinetuningDataConfig,
     FinetuningTrainingConfig,
 )
@@ -164,7 +165,18 @@ _SETTINGS = (
 def make_model_card(weights: ModelWeights, licence: str = "") -> str:
     """The Hub's metadata, then Markdown: the model, its records, its run."""
     head, step, run_dir = weights.head, weights.step, weights.run_dir
-    model = class_name(weights).replace("Albert", "AutoModel")
+    name = class_name(weights).removeprefix("Albert")
+    model = f"AutoModel{name.removeprefix('Model')}"
+    library = "transformers"
+    example = f"""    from transformers import AutoTokenizer, {model}
+
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    model = {model}.from_pretrained(FOLDER)"""
+    if head and head.kind == EMBEDDING:
+        library = "sentence-transformers"
+        example = """    from sentence_transformers import SentenceTransformer
+
+    embeddings = SentenceTransformer(FOLDER).encode(["Some text."])"""
     if head:
         what = f"fine-tuned for {head.kind.replace('_', ' ')}"
         note = f" `{KEY}` in `config.json` describes how it reads text."
@@ -174,7 +186,7 @@ def make_model_card(weights: ModelWeights, licence: str = "") -> str:
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     return f"""---
 license: {licence or "unknown"}
-library_name: transformers
+library_name: {library}
 pipeline_tag: {TASKS[head.kind].pipeline if head else "fill-mask"}
 tags:
 - albert
@@ -187,10 +199,7 @@ An [ALBERT](https://arxiv.org/abs/1909.11942) with {weights.num_parameters:,}
 parameters, heads included, {what} with albert_tf for
 {f"{step:,}" if step else "an unknown number of"} steps.{note}
 
-    from transformers import AutoTokenizer, {model}
-
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    model = {model}.from_pretrained(FOLDER)
+{example}
 
 The records, the settings, and the metrics of the held-out set, in nats:
 

@@ -9,6 +9,11 @@
     tokenizer_config.json          settings of both
     special_tokens_map.json        the special pieces
 
+A folder of embeddings is one of sentence-transformers, too:
+
+    modules.json, 1_Pooling/config.json   transformer, mean of the tokens
+    sentence_bert_config.json             the length
+
 Neither transformers nor PyTorch is needed. Only JSON, safetensors and the
 vocabulary are read: files of pickled Python can run code when they are read.
 docs/converting.md lists the text for which ids differ.
@@ -44,6 +49,7 @@ from albert_tf.config import (
 from albert_tf.config.settings import find_setting
 from albert_tf.config.task import (
     CLASSIFICATION,
+    EMBEDDING,
     KINDS,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
@@ -268,9 +274,46 @@ def write(weights: ModelWeights, directory: str) -> None:
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)
         tensors[f"{_PROJECTION}.bias"] = np.zeros(size, np.float32)
+    if weights.head and weights.head.kind == EMBEDDING:
+        # `AlbertModel` has a pooler, which embeddings do not read.
+        size = config.hidden_size
+        tensors[f"{_POOLER}weight"] = np.zeros((size, size), np.float32)
+        tensors[f"{_POOLER}bias"] = np.zeros(size, np.float32)
+        files |= _sentence_transformers_files(weights)
     files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
     for name, content in files.items():
         write_bytes(posixpath.join(directory, name), content)
+
+
+def _sentence_transformers_files(weights: ModelWeights) -> dict[str, bytes]:
+    """The files that make a folder one of sentence-transformers."""
+    config, package = weights.config, "sentence_transformers.models"
+    contents: dict[str, Any] = {
+        "modules.json": [
+            {
+                "idx": i,
+                "name": str(i),
+                "path": path,
+                "type": f"{package}.{path[2:] or 'Transformer'}",
+            }
+            for i, path in enumerate(("", "1_Pooling"))
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": config.hidden_size,
+            "pooling_mode_mean_tokens": True,
+        },
+        "sentence_bert_config.json": {
+            "max_seq_length": weights.settings.get(
+                "max_seq_length", config.max_position_embeddings
+            ),
+            "do_lower_case": False,  # the tokenizer does it
+        },
+        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+    }
+    return {
+        name: f"{json.dumps(content, indent=2)}\n".encode()
+        for name, content in contents.items()
+    }
 
 
 # --- config.json --------------------------------------------------------------
@@ -335,6 +378,9 @@ TASKS = {
     CLASSIFICATION: _SEQUENCES,
     REGRESSION: _SEQUENCES,
     MULTI_LABEL: _SEQUENCES,
+    EMBEDDING: TaskOfTransformers(
+        "AlbertModel", "sentence-similarity", ("max_seq_length",)
+    ),
     TOKEN_CLASSIFICATION: TaskOfTransformers(
         "AlbertForTokenClassification",
         "token-classification",
@@ -478,6 +524,8 @@ def read_task(
         # transformers ignores this setting; its documentation has 2 choices.
         num_choices = stored.get("num_choices", 2)
         head = TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
+    elif name == TASKS[EMBEDDING].class_name and KEY in stored:
+        head = TaskHeadConfig(EMBEDDING, num_choices=2)
     elif name == TASKS[QUESTION_ANSWERING].class_name:
         head = TaskHeadConfig(QUESTION_ANSWERING)
     else:

@@ -19,6 +19,7 @@ from albert_tf.config import (
     PretrainingConfig,
 )
 from albert_tf.config.task import (
+    EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -483,6 +484,15 @@ def make_task_signatures(
             model for question answering has none.
     """
     head, max_length = model.head_config, model.config.max_position_embeddings
+    if head.kind == EMBEDDING:
+
+        def encode(ids: tf.Tensor, *others: tf.Tensor) -> Outputs:
+            ids = _checked_ids(ids, max_length)
+            return {"sequence_output": model.backbone(ids, *others)[0]}
+
+        length = run.data.max_seq_length
+        found = _embed_signatures(encode, tokenizer, length)
+        return {"serving_default": found["embed"], **found}
     inputs = [*PackedTexts._fields, *["p_mask"] * head.is_beam]
 
     @tf.function(input_signature=_ids(*inputs))

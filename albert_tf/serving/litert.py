@@ -22,6 +22,8 @@ from absl import logging
 
 from albert_tf.config import ExportConfig, FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import (
+    EMBEDDING,
+    MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
@@ -287,11 +289,16 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
             return _answer_pretrained(run.model, inputs)
         if head.kind == MULTIPLE_CHOICE:
             inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
+        if head.kind == EMBEDDING:
+            hidden, _ = run.model.backbone(**inputs)
+            return {"embedding": mean_of_tokens(hidden, inputs["input_mask"])}
         outputs = run.model(inputs)
         if head.kind == QUESTION_ANSWERING:
             return dict(outputs)
         if head.kind == REGRESSION:
             return {"value": outputs["logits"][:, 0]}
+        if head.kind == MULTI_LABEL:
+            return {"probabilities": tf.sigmoid(outputs["logits"])}
         return {"probabilities": tf.nn.softmax(outputs["logits"])}
 
     specs = [tf.TensorSpec(v, tf.int32, name=k) for k, v in shapes.items()]

@@ -275,6 +275,7 @@ class Task(NamedTuple):
 _TASKS = (
     Task("classify_text", "classification", ("text",)),
     Task("predict_value_text", "regression", ("text",)),
+    Task("embed_text", "embedding", ("text",)),
     Task("tag_text", "token classification", ("text",)),
     Task("choose_text", "multiple choice", ("text", "question", "choice")),
     Task("score_spans", "question answering", ("text", "question")),
@@ -283,6 +284,8 @@ _TASKS = (
 
 def find_task(signatures: Sequence[str]) -> Task | None:
     """The task of a fine-tuned model; None for others, or without text."""
+    if "fill_mask" in signatures:
+        return None
     for task in _TASKS:
         takes_pairs = f"{task.signature}_pair" in signatures
         pair = ("text_pair",) if takes_pairs else ()
@@ -307,7 +310,8 @@ def ask(
     Returns:
         An answer for each text, or for each text and question, in order, with
         these keys. Classification: `label`, and `probabilities` by label; into
-        several classes, without `label`. Token classification: `words`,
+        several classes, without `label`. Embedding: `embedding` and
+        `normalized_embedding`. Token classification: `words`,
         `begins` and `ends` in the text, `tags` and their `probabilities`.
         Regression: `value`. Multiple choice: `choice`, `choice_number` from 0,
         and `probabilities`, one for each choice. Question answering: `answer`,

@@ -23,6 +23,25 @@ def cross_entropies(logits, labels):
     return log_sums - logits[np.arange(len(labels)), labels]
 
 
+def test_each_text_is_to_find_its_own_second_text():
+    """Among those of the batch, without a record that only fills it."""
+    rng = np.random.default_rng(0)
+    embeddings = rng.normal(size=(4, 2, 5))
+    units = embeddings / np.linalg.norm(embeddings, axis=2, keepdims=True)
+    logits = units[:3, 0] @ units[:3, 1].T / 0.1
+    sums = task_sums(
+        TaskHeadConfig("embedding", num_choices=2, temperature=0.1),
+        {"embeddings": tf.constant(embeddings, tf.float32)},
+        {"example_weight": tf.constant([[1.0], [1.0], [1.0], [0.0]])},
+    )
+    losses = cross_entropies(logits, np.arange(3))
+    assert float(sums["label_loss_sum"]) == pytest.approx(
+        losses.sum(), rel=1e-5
+    )
+    right = (logits.argmax(axis=1) == np.arange(3)).sum()
+    assert float(sums["label_correct_sum"]) == right < 3
+
+
 @pytest.mark.parametrize("squad_head", ["plain", "beam"])
 def test_the_sums_of_spans_are_those_of_the_formula(squad_head):
     """The loss of answerability counts half, as in google-research/albert."""

@@ -19,7 +19,7 @@ from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
 from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.runs.directory import write_config
-from albert_tf.runs.log import read_events
+from albert_tf.runs.log import read_events, read_metrics
 from tests.helpers import conversion, tiny_task
 
 
@@ -65,6 +65,8 @@ PERFECT = {
         {"exact": 100, "f1": 100},
         [example["answer"] for example in tiny_task.question_answering()],
     ),
+    # The cosines of the pairs, rounded.
+    "embedding": ("plain", {"recall@1": 1, "accuracy": 1}, [1] * 6),
     "token_classification": (
         "plain",
         {"f1": 1, "precision": 1, "recall": 1, "accuracy": 1},
@@ -128,9 +130,44 @@ def read_predictions(directory, kind):
     assert header == "index\tprediction"
     numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
     assert numbers == tuple(map(str, range(len(lines))))
-    if kind == "regression":
+    if kind in ("regression", "embedding"):
         return [round(float(value)) for value in values]
     return list(values)
+
+
+@pytest.mark.slow
+def test_texts_are_trained_on_themselves_and_compared_with_values(
+    tiny_tasks, tmp_path, printed
+):
+    """With two dropout masks; the layout of STS-B decides the score."""
+    rows = tiny_task.regression()
+    lines = ["score\tfirst\tsecond"] + [
+        f"{row['label']}\t{row['text']}\t{row['pair']}" for row in rows
+    ]
+    dev = tmp_path / "dev.tsv"
+    dev.write_text("\n".join(lines))
+    train = tmp_path / "train.csv"
+    train.write_text("first\n" + "".join(f"{c} is here\n" for c in "abcdef"))
+    columns = {"text_column": "first", "text_pair_column": "second"}
+    config = tiny_task.make_config(
+        *("embedding", tiny_tasks, tmp_path / "run"),
+        train_file=str(train),
+        dev_file=str(dev),
+        label_column="score",
+        unsupervised=True,
+        dropout=0.1,
+        **columns | tiny_task.SHORT,
+    )
+
+    assert run(config) == 0
+
+    (scores,) = printed()
+    assert -1 <= scores["spearman"] <= 1 and "recall@1" not in scores
+    lines = read_metrics(str(tmp_path / "run"))
+    losses = [line["loss"] for line in lines]
+    assert min(losses) > 0.01  # without dropout, both views are equal
+    with pytest.raises(UserError, match=r"needs --dropout.*Set --dropout=0\.1"):
+        run(config.replace(dropout=0.0))
 
 
 # A command with these settings ends after the features and before training.
@@ -156,6 +193,7 @@ def test_a_dry_run_checks_and_leaves_no_file(tiny_tasks, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+EMBED = {"task": "embedding", "text_pair_column": ""}
 AX = {"task": "ax", "train_file": "", "dev_file": ""}
 
 
@@ -172,6 +210,10 @@ AX = {"task": "ax", "train_file": "", "dev_file": ""}
             "must have a file for dev",
         ),
         ({"mode": "predict", "checkpoint": "best"}, "config.json must exist"),
+        (EMBED, "--text_pair_column is required"),
+        (EMBED | {"unsupervised": True, "dropout": 0.1}, "--text_pair_column"),
+        ({"unsupervised": True}, "--unsupervised needs --task=embedding"),
+        (EMBED | {"labels_are_lists": True}, "needs --task=classification"),
         *(
             (AX | source, "--task=ax has no training set. Train on --task=mnli")
             for source in (

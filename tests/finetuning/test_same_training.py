@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config.task import KINDS
 from albert_tf.interop.weight_names import list_weights
 from tests.helpers.random_task import LENGTH, make_task
 from tests.helpers.step_program import make_dataset
@@ -154,7 +153,7 @@ def trained(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_logits_and_fifty_steps_are_those_of_hugging_face(trained, kind):
     task, losses, initial = trained(kind)
 

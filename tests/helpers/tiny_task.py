@@ -126,6 +126,14 @@ def multi_label_classification() -> list[dict]:
     ]
 
 
+def embedding() -> list[dict]:
+    """Two sentences about a city."""
+    return [
+        {"text": f"She saw {city} today.", "pair": f"The train to {city}."}
+        for city in CITIES
+    ]
+
+
 EXAMPLES = {
     "classification": classification,
     "regression": regression,
@@ -133,6 +141,7 @@ EXAMPLES = {
     "question_answering": question_answering,
     "token_classification": token_classification,
     "multi_label_classification": multi_label_classification,
+    "embedding": embedding,
 }
 
 
@@ -161,7 +170,7 @@ def make_config(
         "labels_are_lists": is_list,
         "train_file": f"{directory}/{kind}.jsonl",
         "dev_file": f"{directory}/{kind}.jsonl",
-        "text_pair_column": "pair" if kind == "regression" else "",
+        "text_pair_column": "pair" * (kind in ("regression", "embedding")),
         "choice_columns": ("choices",) if kind == "multiple_choice" else (),
         "max_seq_length": 96,
         "max_query_length": 16,

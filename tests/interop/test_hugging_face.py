@@ -19,6 +19,7 @@ from albert_tf.interop.hugging_face import (
 )
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.io import shipped
+from albert_tf.records.tokenization import Tokenizer
 from tests.helpers.conversion import assert_same, change_json
 from tests.helpers.tiny_albert import HEADS, TINY, VOCABULARY, random_weights
 
@@ -383,7 +384,7 @@ def run_transformers(weights, directory, batch):
 
 @pytest.mark.interop
 @pytest.mark.parametrize(
-    "name", [*MODELS, "none", *sorted(HEADS.keys() - {"beam"})]
+    "name", [*MODELS, "none", *sorted(HEADS.keys() - {"beam", "embedding"})]
 )
 def test_transformers_gives_the_same_outputs(tmp_path, name):
     """For a batch with padding, and with no missing or unknown weight."""
@@ -417,6 +418,47 @@ def test_transformers_gives_the_same_outputs(tmp_path, name):
     for output, values in expected.items():
         scale = max(1.0, np.abs(values).max())
         np.testing.assert_allclose(ours[output], values, atol=1e-5 * scale)
+
+
+@pytest.mark.interop
+def test_sentence_transformers_gives_the_same_embeddings(tmp_path):
+    """Of texts of different lengths, of which one is cut off."""
+    from sentence_transformers import SentenceTransformer
+
+    weights = random_weights(
+        MODELS["published vocabulary"],
+        "none",
+        vocabulary=str(VOCABULARY),
+        head=HEADS["embedding"],
+        settings={"max_seq_length": 12},
+    )
+    hugging_face.write(weights, str(tmp_path))
+    read = hugging_face.read(str(tmp_path))
+    assert_same(read, weights)
+    assert read.settings == weights.settings
+    texts = ["Paris is, it seems, a very old town.", "Rome", "It is old. " * 9]
+    expected = [
+        model_output
+        for text in texts
+        for model_output in embed_cut(weights, text, 12)
+    ]
+
+    model = SentenceTransformer(str(tmp_path), device="cpu")
+
+    np.testing.assert_allclose(model.encode(texts), expected, atol=1e-5)
+    assert model.similarity_fn_name == "cosine"
+
+
+def embed_cut(weights, text, length):
+    """The embedding of a text of at most `length` tokens."""
+    inputs = Tokenizer(weights.vocabulary).encode(text, max_seq_length=length)
+    embeddings = formats.make_model(weights)(
+        {
+            name: np.repeat(v, 2, 0).reshape(1, -1)
+            for name, v in inputs._asdict().items()
+        }
+    )["embeddings"]
+    return np.asarray(embeddings)[:, 0]
 
 
 @pytest.mark.interop
