@@ -12,6 +12,7 @@ import albert_tf
 from albert_tf import evaluate
 from albert_tf.config import EvaluateConfig
 from albert_tf.errors import UserError
+from albert_tf.io import shipped
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.train import train
@@ -73,6 +74,68 @@ def test_scores_are_sums_over_masked_tokens(loaded, tmp_path):
         np.testing.assert_allclose(measured[rule], expected, atol=1e-4)
     # The rules differ, since a word has several tokens.
     assert (measured["word_l2r"] < measured["plain"] - 0.1).any()
+
+
+def _opens_word(pieces, i):
+    """By spaces, and around all but letters and digits."""
+    before, after = pieces[i - 1].removeprefix("▁"), pieces[i]
+    return after.startswith("▁") or not (
+        (not before or before[-1].isalnum()) and after[0].isalnum()
+    )
+
+
+def score_by_transformers(folder, texts):
+    """Log probabilities of texts by word-l2r and plain, from the formulas."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AlbertForMaskedLM.from_pretrained(
+        folder, dtype=torch.float32
+    )
+    scores = {"word_l2r": [], "plain": []}
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
+        pieces = tokenizer.convert_ids_to_tokens(ids)
+        last = len(ids) - 1
+        for rule, values in scores.items():
+            rows = ids.repeat(last - 1, 1)
+            for i in range(1, last):
+                end = i + 1
+                while (
+                    rule == "word_l2r"
+                    and end < last
+                    and not _opens_word(pieces, end)
+                ):
+                    end += 1
+                rows[i - 1, i:end] = tokenizer.mask_token_id
+            with torch.inference_mode():
+                logits = model(rows).logits
+            found = logits.log_softmax(-1).double()
+            i = torch.arange(1, last)
+            values.append(found[i - 1, i, ids[i]].sum().item())
+    return {rule: np.reshape(v, [2, -1]) for rule, v in scores.items()}
+
+
+def assert_scores_are_those_of_transformers(loaded, pattern, pairs_per_file):
+    pairs = MinimalPairs(
+        (pattern,), loaded.tokenizer, 512, pairs_per_file=pairs_per_file
+    )
+    measured = pairs.scores(loaded.model, STRATEGY)
+    folder = shipped.find("albert_mini_en", shipped.MODEL)
+    texts = [p.good for p in pairs._pairs] + [p.bad for p in pairs._pairs]
+    for rule, expected in score_by_transformers(folder, texts).items():
+        np.testing.assert_allclose(measured[rule], expected, atol=1e-4)
+    return measured
+
+
+@pytest.mark.interop
+def test_scores_are_those_of_transformers(loaded):
+    """With its tokenizer, too. docs/log.md has a thousand pairs."""
+    measured = assert_scores_are_those_of_transformers(
+        loaded, f"{BLIMP}/*.jsonl", 3
+    )
+    assert measured["plain"].shape == (2, 9)
 
 
 def test_equal_scores_count_a_half(loaded, tmp_path):
