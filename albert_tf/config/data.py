@@ -1,6 +1,7 @@
 """Settings of sequence lengths, masking and training records."""
 
 import dataclasses
+import math
 
 from albert_tf.config.settings import Config, parse_phases, setting
 from albert_tf.errors import UserError
@@ -171,7 +172,8 @@ class DataConfig(MaskingConfig):
         "Training records by step, as STEP:NAME[+NAME...],..., instead of "
         "input_file, e.g. 0:wiki,125000:wiki+books. Define each name with "
         "dataset. + joins sets: their records are interleaved in proportion "
-        "to the sizes of the sets, so that an epoch reads each record once.",
+        "to the sizes of the sets, so that an epoch reads each record once, "
+        "or to weights that add up to 1, e.g. 0:wiki*0.7+books*0.3.",
     )
     synthetic_input: bool = setting(
         False,
@@ -218,6 +220,8 @@ class DataConfig(MaskingConfig):
     def data_phases(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """`data_schedule` as (first step, dataset names), steps rising.
 
+        A name may end with a weight, e.g. "wiki*0.7".
+
         Raises:
             UserError: If the schedule is malformed, or names an unknown
                 dataset.
@@ -239,8 +243,18 @@ class DataConfig(MaskingConfig):
 
         def parse_names(text: str) -> tuple[str, ...]:
             names = tuple(text.split("+"))
-            if not set(names) <= set(datasets):
+            parts = [name.partition("*") for name in names]
+            if not {name for name, *_ in parts} <= set(datasets):
                 raise ValueError(f"not names of --dataset: {text!r}")
+            if "*" in text:
+                weights = [float(weight or 0) for *_, weight in parts]
+                if min(weights) <= 0 or not math.isclose(sum(weights), 1):
+                    raise UserError(
+                        "the weights of data_schedule must be above 0 and add "
+                        "up to 1",
+                        received=repr(text),
+                        remedy="Example: 0:wiki*0.7+books*0.3",
+                    )
             return names
 
         try:

@@ -5,7 +5,9 @@ order of the records. An epoch reads the shards in a shuffled order, divides the
 stream into blocks, and shuffles each block. If there are several sources, i.e.
 directories or datasets (`RecordSet.files_by_source`), the shards of each are
 shuffled, and their records alternate, in proportion to their sizes, before the
-stream is divided into blocks.
+stream is divided into blocks. With weights, they alternate in proportion to
+these: an epoch has as many records, of which a small source gives some again,
+each time in another order of shards, and a large one not all.
 
 With global batches of B records, batch n holds records [n * B, (n + 1) * B) of
 the endless stream. With `--input_lanes` above 1, there are several such streams
@@ -224,13 +226,13 @@ class Lane(NamedTuple):
             begin = max(first - epoch * size, 0) // block_size * block_size
             end = min(last - epoch * size + block_size, size)
             for files, skipped, read in zip(
-                records.files_by_source,
+                _ordered_files(records, seed, epoch),
                 records.num_by_source(begin),
                 records.num_by_source(end),
                 strict=True,
             ):
                 position = 0
-                for name in shuffled_files(files, seed, epoch).numpy():
+                for name in files.numpy():
                     file = name.decode()
                     start = position
                     position += records.counts[file]
@@ -239,12 +241,37 @@ class Lane(NamedTuple):
 
 
 def shuffled_files(
-    files: Sequence[str], seed: int, epoch: tf.Tensor | int
+    files: Sequence[str], seed: int, epoch: tf.Tensor | int, passes: int = 1
 ) -> tf.Tensor:
-    """Returns the shards of a set in the order of an epoch; string."""
-    return tf.random.experimental.stateless_shuffle(
-        tf.constant(files), seed=_epoch_key(seed, epoch)
-    )
+    """Returns the shards of a set in the order of an epoch; string.
+
+    Args:
+        passes: How often each shard occurs, every time in another order.
+    """
+    key = _epoch_key(seed, epoch)
+    keys = [key] + [
+        tf.random.experimental.stateless_fold_in(key, number)
+        for number in range(1, passes)
+    ]
+    orders = [
+        tf.random.experimental.stateless_shuffle(
+            tf.constant(files, tf.string), seed=key
+        )
+        for key in keys
+    ]
+    return tf.concat(orders, axis=0)
+
+
+def _ordered_files(
+    records: RecordSet, seed: int, epoch: tf.Tensor | int
+) -> list[tf.Tensor]:
+    """Returns `shuffled_files` of each source."""
+    return [
+        shuffled_files(files, seed, epoch, passes)
+        for files, passes in zip(
+            records.files_by_source, records.passes_by_source(), strict=True
+        )
+    ]
 
 
 def shuffled_stream(
@@ -287,8 +314,8 @@ def shuffled_stream(
     first_block = offset // block_size
     skips = records.num_by_source(first_block * block_size)
     ordered_files = []
-    for index, files in enumerate(records.files_by_source):
-        remaining = shuffled_files(files, seed, epoch).numpy().tolist()
+    for index, files in enumerate(_ordered_files(records, seed, epoch)):
+        remaining = files.numpy().tolist()
         # A small set may have no records left for the last block.
         while remaining and skips[index] >= (
             count := records.counts[remaining[0].decode()]
@@ -304,10 +331,7 @@ def shuffled_stream(
     ).flat_map(
         lambda epoch: epoch_from(
             epoch,
-            [
-                shuffled_files(files, seed, epoch)
-                for files in records.files_by_source
-            ],
+            _ordered_files(records, seed, epoch),
             [0] * len(records.files_by_source),
             0,
         )

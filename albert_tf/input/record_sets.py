@@ -55,6 +55,8 @@ class RecordSet:
             not packed.
         useful_share: Fraction of the positions that hold tokens, not padding;
             None if it is not known.
+        weights: Fraction of the records of an epoch that each source gives;
+            empty for that of its size.
 
     Example:
         >>> records = RecordSet(
@@ -73,6 +75,7 @@ class RecordSet:
     directory: str = ""
     examples_per_row: float = 1.0
     useful_share: float | None = None
+    weights: tuple[float, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -97,21 +100,47 @@ class RecordSet:
     def num_by_source(self, position: Any) -> list[Any]:
         """Number of records of each source among the first `position` ones.
 
-        It is proportional to the size of the source, up to a difference below
-        the number of sources. An epoch reads every record once.
+        It is proportional to the size of the source, or its weight, up to a
+        difference below the number of sources. Without weights, an epoch reads
+        every record once.
 
         Args:
             position: An integer or int64 tensor; so are the numbers.
         """
         rest, counts = self.num_records, []
-        for files in self.files_by_source:
-            size = sum(self.counts[file] for file in files)
+        for size in self._records_of_epoch():
             # The source gets its proportion of the positions that the earlier
             # sources leave. That number also grows by at most one at a time.
             counts.append(position * size // max(rest, 1))
             position -= counts[-1]
             rest -= size
         return counts
+
+    def _records_of_epoch(self) -> list[int]:
+        """The number of records of each source in an epoch."""
+        if not self.weights:
+            return self.sizes()
+        ends = [
+            round(self.num_records * part)
+            for part in itertools.accumulate(self.weights)
+        ]
+        return np.diff(ends, prepend=0).tolist()
+
+    def sizes(self) -> list[int]:
+        """Returns the number of records of each source."""
+        return [
+            sum(self.counts[file] for file in files)
+            for files in self.files_by_source
+        ]
+
+    def passes_by_source(self) -> list[int]:
+        """Returns how often an epoch begins to read each source."""
+        return [
+            -(-wanted // max(size, 1))
+            for wanted, size in zip(
+                self._records_of_epoch(), self.sizes(), strict=True
+            )
+        ]
 
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":
         """Returns the shards of one of several streams, from 0.
@@ -187,10 +216,26 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     for first_step, names in data.data_phases():
         if phases and phases[-1].name == "+".join(names):
             continue  # the same data
+        of_phase = [name.partition("*") for name in names]
         records = find_records(
-            {f"dataset {name}": files[name] for name in names}, config
+            {f"dataset {name}": files[name] for name, *_ in of_phase}, config
         )
+        weights = tuple(float(weight) for *_, weight in of_phase if weight)
+        records = dataclasses.replace(records, weights=weights)
         _check_shards_of_lanes("dataset", records, data.input_lanes)
+        sizes = [
+            size
+            for lane in range(data.input_lanes)
+            for size in records.lane(lane, data.input_lanes).sizes()
+        ]
+        if weights and (
+            len(sizes) < len(weights) * data.input_lanes or 0 in sizes
+        ):
+            raise UserError(
+                "datasets with weights must differ, and hold records for all "
+                "input_lanes",
+                received="+".join(names),
+            )
         for phase in phases:
             check_same_text(records, phase.records)
         phases.append(Phase(first_step, "+".join(names), records))

@@ -149,6 +149,29 @@ def test_sets_alternate_wherever_the_stream_starts(tmp_path, sets):
             assert found == straight[start : start + size]
 
 
+@pytest.mark.parametrize("weights", [(0.75, 0.25), (0.2, 0.8)])
+def test_sets_alternate_in_proportion_to_weights(tmp_path, weights):
+    """An epoch has 40 records. The set that gives more of them than it holds
+    repeats all its records before any is read a third time."""
+    records = numbered(tmp_path, (4, 3, 3), (10, 10, 10))
+    records = dataclasses.replace(records, weights=weights)
+    straight = stream(records, 0, 200, shuffle_block_size=1)
+    first = np.array(straight) < 10
+    expected = np.arange(1, 201) * weights[0]
+    assert np.abs(np.cumsum(first) - expected).max() < 2
+    for epoch in np.split(np.array(straight), 5):
+        counts = np.bincount(epoch, minlength=40)
+        assert np.ptp(counts[:10]) <= 1 and np.ptp(counts[10:]) <= 1
+    for block_size in 1, 8:
+        settings = {"shuffle_block_size": block_size}
+        straight = stream(records, 0, 130, **settings)
+        for start in (1, 39, 40, 90):
+            found = stream(records, start, 40, **settings)
+            assert found == straight[start : start + 40]
+    lane = pipeline.Lane.of(0, records, DataConfig(global_batch_size=2), 7)
+    assert {*lane.shards_between(0, 39)} <= {*records.files}
+
+
 def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
     records, config
 ):

@@ -58,6 +58,21 @@ def test_records_of_several_directories_or_datasets_alternate(
         found = record_sets.find_training_data(config.replace(**changes))
         assert found.phases[0].records.files_by_source == sets
         assert found.phases[0].records.files == tuple(sorted(sum(sets, ())))
+    weighted = config.replace(
+        input_file=(),
+        dataset=(f"a={two}", f"b={one}", f"c={two}"),
+        data_schedule="0:a*0.25+b*0.75",
+    )
+    (phase,) = record_sets.find_training_data(weighted).phases
+    total = sum(phase.records.counts.values())
+    assert phase.records.num_by_source(total) == [
+        round(total / 4),
+        total - round(total / 4),
+    ]
+    with pytest.raises(UserError, match=r"weights must differ.*a\*0\.5\+c"):
+        record_sets.find_training_data(
+            weighted.replace(data_schedule="0:a*0.5+c*0.5")
+        )
 
 
 def test_the_unigram_entropy_of_several_sets_is_their_mean(
