@@ -100,7 +100,7 @@ def albert_tf(
         totals = dict.fromkeys(
             train_step.metric_names(run, state.objective), 0.0
         )
-        arrays = {k: strategy.join_rows([v]) for k, v in work.arrays().items()}
+        arrays = strategy.join_rows([work.arrays()])
         batches = itertools.repeat(arrays)
         one = tf.constant(1)
         return lambda: float(steps(batches, totals, one, rates).totals["loss"])

@@ -77,12 +77,13 @@ class TPUChip:
 # - Memory of v4: the limit that errors of the compiler report.
 # - Clocks: the peak divided by the operations that the matrix units of a core
 #   do in a cycle. A unit does 2 * 128 * 128; a core has 1 (v2), 2 (v3), 8 (v4,
-#   two cores), 4 (v5e) and 8 (v5p, two cores). For v6e the compiler counts 4
-#   units of 256 * 256; Google's page says 2 units, at twice this clock.
+#   two cores), 4 (v5e) and 8 (v5p, two cores). For v6e and a core of TPU7x, the
+#   compiler counts 4 units of 256 * 256; for v6e, Google's page says 2 units,
+#   at twice this clock.
 # - All-reduce: for v4, v5e and v6e, the bandwidth of a pod divided by its
-#   number of chips, from the same pages; for v5p, half the bandwidth of both
-#   directions; for v2 and v3, the sum of the four links in Jouppi et al., 2020
-#   (https://doi.org/10.1145/3360307).
+#   number of chips, from the same pages; for v5p and TPU7x, half the bandwidth
+#   of both directions; for v2 and v3, the sum of the four links in Jouppi et
+#   al., 2020 (https://doi.org/10.1145/3360307).
 # - Power: for v2 and v3, Patterson et al., 2021
 #   (https://arxiv.org/abs/2104.10350), table 3; for v4, Chowdhery et al., 2022
 #   (https://arxiv.org/abs/2204.02311), appendix B.

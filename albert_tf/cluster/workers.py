@@ -166,8 +166,9 @@ def name_lost_workers(
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     errors: tuple[type[Exception], ...] = LOSS_ERRORS
-    in_jax = isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1
-    if in_jax:
+    in_jax = False
+    if isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1:
+        in_jax = True
         errors += strategy.loss_errors
     who = "JAX" if in_jax else "TensorFlow"
     try:

@@ -289,7 +289,7 @@ def test_program_that_does_not_fit_is_refused(monkeypatch):
         )
 
     program = pjrt.Program(strategy, step, micro_batches=2)
-    batch = {"x": strategy.join_rows([np.zeros([8, 2], np.float32)])}
+    batch = strategy.join_rows([{"x": np.zeros([8, 2], np.float32)}])
     program(batch)
     monkeypatch.setattr(program, "_program", fail)
     # Two hold 6 MiB besides the variables, four would hold 3.
