@@ -210,10 +210,18 @@ def _pair_records(
     examples: Sequence[TextExample], tokenizer: Tokenizer, length: int
 ) -> Iterator[dict[str, Any]]:
     """The sequences `[CLS] text [SEP]` of both texts, or twice of a text."""
+    num_cut = 0
     for text in examples:
         second = text.text if text.text_pair is None else text.text_pair
         ids = _tokenize(tokenizer, [text.text, second])
+        num_cut += max(map(len, ids)) > length - 2
         yield join(*truncate(ids, None, length), length)._asdict()
+    if num_cut:
+        logging.warning(
+            "%d of %d pairs have a text beyond max_seq_length, %d tokens: its "
+            "end is cut off",
+            *(num_cut, len(examples), length),
+        )
 
 
 def _word_records(
