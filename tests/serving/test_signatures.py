@@ -234,8 +234,10 @@ def test_served_choices_are_those_of_the_model(exported_task):
 
 @pytest.mark.parametrize("head", ["plain", "beam"])
 def test_served_answers_are_those_of_mode_predict(head, exported_task):
-    """Every question is answered by a request of its own windows only."""
+    """Every question is answered by a request of its own windows only. Each
+    head answers half of the questions."""
     squad = squad_examples()
+    squad.examples = squad.examples[head == "beam" :: 2]
     weights, saved_model_dir, client = exported_task(head)
     tokenizer = Tokenizer(str(VOCABULARY))
     records = list(make_records(squad, tokenizer, TASK, LENGTH))
@@ -268,7 +270,7 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
             ("null_odds", wanted.null_odds),
         ]:
             assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-5)
-    assert differ < 5
-    assert "" in texts and len(texts) > 25
+    assert differ < 3
+    assert "" in texts and len(texts) > 12
     # Most documents have several windows.
     assert len(records) > 2 * len(expected)
