@@ -46,6 +46,20 @@ probability that the second text follows the first:
     --text='She opened the door.' --text_pair='It was dark inside.'
     71.3% in order: She opened the door. | It was dark inside.
 
+With --input_file, the texts are the rows of a file, and the command prints, or
+writes to --output_file, a JSON object for each: the row and its answer. Rows of
+a .txt file are its lines. Rows of .jsonl, .json, .csv and .tsv files have
+columns with the names of the flags, and others, which are kept; --question and
+--choice hold for rows without such a column. A bad row is refused before the
+first prediction. The output file appears when it is complete.
+
+    --input_file=reviews.csv --output_file=answers.jsonl
+    {"id": "17", "text": "A film to remember.", "label": "positive",
+     "probabilities": {...}}
+
+Of a model that is only pretrained, the answer to a text is {"masks":
+[{"capital": 0.71, ...}]}, and to a pair {"in_order": 0.71, "swapped": 0.29}.
+
 The command needs the SavedModel and tensorflow-text. With --server, it asks
 TensorFlow Serving over REST instead, and needs neither; only question answering
 still needs --saved_model_dir, a copy of the export:
@@ -54,19 +68,40 @@ still needs --saved_model_dir, a copy of the export:
       --text='Paris is the [MASK] of France.'
 """
 
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tqdm import tqdm
+
 from albert_tf.cluster import versions
-from albert_tf.config import PredictConfig, flags
+from albert_tf.config import PredictConfig, TextsConfig, flags
+from albert_tf.errors import UserError
+from albert_tf.finetuning.examples import read_rows, read_text
+from albert_tf.io.files import atomic_write
 from albert_tf.serving.predict import (
     Client,
     LocalClient,
     RestClient,
+    Row,
+    answer_rows,
+    columns_of,
     print_responses,
+    rows_of,
 )
+
+# Rows that are sorted by length and answered at a time: it bounds the memory
+# of their answers.
+_NUM_ROWS = 1024
+
+_Row: TypeAlias = tuple[dict[str, Any], Row]  # as read; what the model takes
 
 
 def main(config: PredictConfig) -> None:
-    """Prints the answers of an exported model to the texts of the flags."""
-    config.require("text")
+    """Prints or writes the answers of an exported model to texts."""
+    if not config.input_file:
+        config.require("text")
     client: Client
     if config.server:
         client = RestClient(config.server, config.model_name)
@@ -74,7 +109,85 @@ def main(config: PredictConfig) -> None:
         config.require("saved_model_dir")
         versions.import_tensorflow()
         client = LocalClient(config.saved_model_dir)
-    print_responses(client, config, config.saved_model_dir)
+    if not config.input_file:
+        print_responses(client, config, config.saved_model_dir)
+        return
+    signatures = client.list_signatures()
+    rows = list(_read(config, *columns_of(signatures)))
+
+    def answer() -> Iterator[str]:
+        for part in _in_parts(rows):
+            texts = [texts for _, texts in part]
+            answers = answer_rows(
+                client, signatures, texts, config.saved_model_dir
+            )
+            for (row, _), answer in zip(part, answers, strict=True):
+                yield json.dumps({**row, **answer}, ensure_ascii=False) + "\n"
+
+    if config.output_file:
+        with atomic_write(config.output_file) as file:
+            file.writelines(line.encode() for line in answer())
+    else:
+        sys.stdout.writelines(answer())
+
+
+def _in_parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
+    """Cuts rows into parts, and shows progress."""
+    with tqdm(total=len(rows), unit="row", mininterval=1.0) as progress:
+        for begin in range(0, len(rows), _NUM_ROWS):
+            yield rows[begin : begin + _NUM_ROWS]
+            progress.update(len(rows[begin : begin + _NUM_ROWS]))
+
+
+def _read(
+    config: PredictConfig, needs: Sequence[str], may_have: Sequence[str]
+) -> Iterator[_Row]:
+    """Reads the file; `needs` and `may_have` are the texts of the model."""
+    path = config.input_file
+    is_text = path.endswith(".txt")
+    found = _read_lines(path) if is_text else read_rows(path, "--input_file")
+    defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
+    for default in defaults:
+        del default["text"]
+    names: list[str] = []
+    for where, values in found:
+        for default in defaults:
+            row = values if isinstance(values, str) else {**default, **values}
+            names = names or [*needs, *(n for n in may_have if n in row)]
+            if fault := _find_fault(row, names):
+                raise UserError(
+                    f"{path} must have rows with {', '.join(names)}",
+                    received=f"{where}: {fault}",
+                    remedy="Name the columns like the flags, or mend the row.",
+                )
+            yield row, {name: row[name] for name in names}
+    if not names:
+        raise UserError(f"{path} must have rows", received="none")
+
+
+def _read_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            yield f"line {number}", {"text": line.removesuffix("\r")}
+
+
+def _find_fault(row: Mapping[str, Any] | str, names: Sequence[str]) -> str:
+    """Why a row is malformed or cannot be asked about; "" if it can."""
+    if isinstance(row, str):
+        return row
+    for name in names:
+        if name not in row:
+            return f"no {name}"
+        texts = row[name] if name == "choice" else [row[name]]
+        if not isinstance(texts, list) or not all(
+            isinstance(text, str) for text in texts
+        ):
+            return f"{name} is {row[name]!r:.40}"
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:
+            return f"{name} has an unpaired surrogate"
+    return ""
 
 
 if __name__ == "__main__":

@@ -222,6 +222,29 @@ class PredictConfig(TextsConfig):
         "instead, e.g. http://localhost:8501.",
     )
     model_name: str = setting("albert", "Name of the model on the server.")
+    input_file: str = setting(
+        "",
+        "File of texts, local or gs://, in place of --text: a text in each "
+        "line (.txt), or rows (.jsonl, .json, .csv, .tsv) with columns that "
+        "have the names of the flags, e.g. text and text_pair.",
+    )
+    output_file: str = setting(
+        "",
+        "File of JSON lines to write or replace: each row of --input_file with "
+        "its answer, e.g. answers.jsonl. Empty prints them.",
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.input_file and (self.text or self.text_pair):
+            raise UserError(
+                "input_file must be given without text and text_pair",
+                received="both",
+            )
+        if self.output_file and not self.input_file:
+            raise UserError(
+                "output_file needs input_file", received=self.output_file
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -280,18 +280,45 @@ def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
     columns = task.splits[examples.split].columns
     if task.layout == "race":
         return columns, _read_race(source)
-    if source.endswith((".jsonl", ".json")):
-        return columns, _read_json(source)
-    if task.kind == TOKEN_CLASSIFICATION:
+    is_lines = source.endswith((".jsonl", ".json"))
+    if task.kind == TOKEN_CLASSIFICATION and not is_lines:
         return columns, _read_conll(source, columns)
-    if source.endswith((".tsv", ".csv")):
-        may_quote = task.name in OWN_TASKS
-        return columns, _read_table(source, columns.header, may_quote)
-    raise UserError(
-        f"files of --task={task.name} must end in .tsv, .csv, .jsonl or .json",
-        received=source,
-        remedy=f"A task of your own ({', '.join(OWN_TASKS)}) can also have "
+    return columns, read_rows(
+        source,
+        f"--task={task.name}",
+        f"A task of your own ({', '.join(OWN_TASKS)}) can also have "
         f"{_TFDS}NAME:SPLIT.",
+        columns.header,
+        may_quote=task.name in OWN_TASKS,
+    )
+
+
+def read_rows(
+    path: str,
+    name: str,
+    remedy: str = "",
+    header: Sequence[str] = (),
+    may_quote: bool = True,
+) -> _Found:
+    """The rows of a .tsv, .csv, .jsonl or .json file.
+
+    Args:
+        name: What the file belongs to, for the error about another ending.
+        remedy: What to do then.
+        header: All columns; () if the first line of a table has them.
+        may_quote: Whether a TSV file may have the quotes of CSV.
+
+    Returns:
+        Each line, and its values by column, or why it is malformed.
+    """
+    if path.endswith((".jsonl", ".json")):
+        return _read_json(path)
+    if path.endswith((".tsv", ".csv")):
+        return _read_table(path, header, may_quote)
+    raise UserError(
+        f"files of {name} must end in .tsv, .csv, .jsonl or .json",
+        received=path,
+        remedy=remedy,
     )
 
 

@@ -30,19 +30,16 @@ QUESTION_ANSWERING = "question_answering"
 
 
 class SentenceSignature(NamedTuple):
-    """The signature of a sentence head, and what its first output states."""
+    """The signature of a sentence head."""
 
     name: str
     outputs: tuple[str, str]  # probabilities, in the order of the labels
-    statement: str
 
 
 # By sentence objective.
 SENTENCE_SIGNATURES = {
-    "sop": SentenceSignature(
-        "sentence_order", ("in_order", "swapped"), "in order"
-    ),
-    "nsp": SentenceSignature("next_sentence", ("next", "random"), "next"),
+    "sop": SentenceSignature("sentence_order", ("in_order", "swapped")),
+    "nsp": SentenceSignature("next_sentence", ("next", "random")),
 }
 
 # Largest number of texts, or of windows of documents, in a request. It bounds
@@ -53,6 +50,10 @@ _TIMEOUT_S = 60  # the first request may wait until the model is loaded
 
 # Names of inputs -> nested lists of texts or ids.
 Inputs = Mapping[str, Sequence[Any]]
+
+# What to ask about: the texts of `TextsConfig` that a model takes, by name.
+# `choice` is a list.
+Row = Mapping[str, Any]
 
 
 class LocalClient:
@@ -164,11 +165,14 @@ def _read_serving(saved_model_dir: str) -> dict[str, Any]:
 def predict_in_parts(
     client: Client, signature: str, inputs: Inputs
 ) -> dict[str, Any]:
-    """`client.predict`, in requests of bounded size."""
+    """`client.predict`, in requests of bounded size and of similar lengths."""
     (num_rows,) = {len(values) for values in inputs.values()}
     outputs: dict[str, Any] = {}
+    lengths = [sum(map(len, row)) for row in zip(*inputs.values(), strict=True)]
+    order = sorted(range(num_rows), key=lengths.__getitem__)
     for begin in range(0, num_rows, _MAX_ROWS):
-        part = {n: v[begin : begin + _MAX_ROWS] for n, v in inputs.items()}
+        chosen = sorted(order[begin : begin + _MAX_ROWS])
+        part = {n: [v[row] for row in chosen] for n, v in inputs.items()}
         for name, values in client.predict(signature, part).items():
             array = np.array(values)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -177,7 +181,9 @@ def predict_in_parts(
                     received=f"NaN or infinity in {name or 'its output'}",
                     remedy="Export a checkpoint whose weights are finite.",
                 )
-            outputs.setdefault(name, []).extend(values)
+            by_row = outputs.setdefault(name, [None] * num_rows)
+            for row, value in zip(chosen, values, strict=True):
+                by_row[row] = value
     return outputs
 
 
@@ -197,10 +203,62 @@ def print_responses(
             "Omit --question and --choice, or export a fine-tuned run "
             "without --notext_signatures.",
         )
-    if texts.text_pair:
-        _print_order(client, signatures, texts)
-    else:
-        _print_filled(client, signatures, texts.text)
+    rows = rows_of(texts)
+    answers = answer_rows(client, signatures, rows, saved_model_dir)
+    for row, answer in zip(rows, answers, strict=True):
+        if texts.text_pair:
+            (name, probability), *_ = answer.items()
+            pair = f"{row['text']} | {row['text_pair']}"
+            print(f"{probability:.1%} {name.replace('_', ' ')}: {pair}")
+        else:
+            _print_filled(row["text"], answer["masks"])
+
+
+def _print_filled(text: str, masks: Sequence[Mapping[str, float]]) -> None:
+    """Prints a text and the most probable pieces of its masks."""
+    print(text)
+    for mask in masks:
+        print("   ", "  ".join(f"{p} {q:.1%}" for p, q in mask.items()))
+    if num_cut_off := text.count(MASK_PIECE) - len(masks):
+        print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
+
+
+def rows_of(texts: TextsConfig) -> list[dict[str, Any]]:
+    """A row for each text, or for each text and question."""
+    pairs = texts.second_texts()
+    return [
+        {"text": text}
+        | ({"text_pair": pairs[i]} if pairs else {})
+        | ({"question": question} if question else {})
+        | ({"choice": list(texts.choice)} if texts.choice else {})
+        for i, text in enumerate(texts.text)
+        for question in texts.question or ("",)
+    ]
+
+
+def answer_rows(
+    client: Client,
+    signatures: Sequence[str],
+    rows: Sequence[Row],
+    saved_model_dir: str = "",
+) -> list[dict[str, Any]]:
+    """Asks a model about rows, which all have the same texts.
+
+    Args:
+        signatures: Those of the model.
+        saved_model_dir: The export of the model, for question answering.
+
+    Returns:
+        An answer for each row. Of a fine-tuned model: see `ask`. Otherwise, for
+        pairs, the probability of each label of the sentence head; for single
+        texts `masks`, the most probable pieces of each mask and their
+        probabilities, without masks that were cut off.
+    """
+    if task := find_task(signatures):
+        return _ask(client, task, rows, saved_model_dir)
+    if "text_pair" in rows[0]:
+        return _judge_order(client, signatures, rows)
+    return _fill_masks(client, signatures, rows)
 
 
 def _lacks(wanted: str, signatures: Sequence[str], remedy: str) -> UserError:
@@ -210,36 +268,38 @@ def _lacks(wanted: str, signatures: Sequence[str], remedy: str) -> UserError:
 # --- pretrained models -------------------------------------------------------
 
 
-def _print_filled(
-    client: Client, signatures: Sequence[str], texts: Sequence[str]
-) -> None:
-    """Prints each text and the most probable pieces of its masks."""
+def _fill_masks(
+    client: Client, signatures: Sequence[str], rows: Sequence[Row]
+) -> list[dict[str, Any]]:
     if "fill_mask_text" not in signatures:
         raise _lacks(
             "masks can be filled only by a model with text signatures",
             signatures,
             "Export the run again without --notext_signatures.",
         )
-    answer = predict_in_parts(client, "fill_mask_text", {"text": texts})
-    for text, *rows in zip(
-        texts, answer["top_pieces"], answer["top_probabilities"], strict=True
-    ):
-        print(text)
-        # Rows of 0 pad a text with fewer masks than others.
-        found = [row for row in zip(*rows, strict=True) if row[1][0]]
-        for row in found:
-            pairs = zip(*row, strict=True)
-            print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
-        if num_cut_off := text.count(MASK_PIECE) - len(found):
-            print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
+    texts = {"text": [row["text"] for row in rows]}
+    answer = predict_in_parts(client, "fill_mask_text", texts)
+    return [
+        {
+            # Masks of probability 0 pad a text with fewer masks than others.
+            "masks": [
+                dict(zip(*mask, strict=True))
+                for mask in zip(*masks, strict=True)
+                if mask[1][0]
+            ]
+        }
+        for masks in zip(
+            answer["top_pieces"], answer["top_probabilities"], strict=True
+        )
+    ]
 
 
-def _print_order(
-    client: Client, signatures: Sequence[str], texts: TextsConfig
-) -> None:
-    """Prints the probability that the second text of each pair follows."""
+def _judge_order(
+    client: Client, signatures: Sequence[str], rows: Sequence[Row]
+) -> list[dict[str, Any]]:
     for sentence in SENTENCE_SIGNATURES.values():
-        if f"{sentence.name}_text_pair" in signatures:
+        name = f"{sentence.name}_text_pair"
+        if name in signatures:
             break
     else:
         raise _lacks(
@@ -248,16 +308,13 @@ def _print_order(
             "Export the run again without --notext_signatures. It must be "
             "trained with --sentence_objective=sop or nsp.",
         )
-    second_texts = texts.second_texts()
-    answer = predict_in_parts(
-        client,
-        f"{sentence.name}_text_pair",
-        {"text": texts.text, "text_pair": second_texts},
-    )
-    for first, second, probability in zip(
-        texts.text, second_texts, answer[sentence.outputs[0]], strict=True
-    ):
-        print(f"{probability:.1%} {sentence.statement}: {first} | {second}")
+    texts = {n: [row[n] for row in rows] for n in ("text", "text_pair")}
+    answer = predict_in_parts(client, name, texts)
+    columns = [answer[output] for output in sentence.outputs]
+    return [
+        dict(zip(sentence.outputs, values, strict=True))
+        for values in zip(*columns, strict=True)
+    ]
 
 
 # --- fine-tuned models -------------------------------------------------------
@@ -298,6 +355,14 @@ def find_task(signatures: Sequence[str]) -> Task | None:
     return None
 
 
+def columns_of(
+    signatures: Sequence[str],
+) -> tuple[Sequence[str], Sequence[str]]:
+    """The texts that each row must have, and those that it may have."""
+    task = find_task(signatures) or Task("", "", ("text",), ("text_pair",))
+    return task.needs, task.may_have
+
+
 def ask(
     client: Client, task: Task, texts: TextsConfig, saved_model_dir: str = ""
 ) -> list[dict[str, Any]]:
@@ -322,18 +387,22 @@ def ask(
         UserError: If a text is missing, or if the task does not take it.
     """
     _check(task, texts)
-    pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]
+    return _ask(client, task, rows_of(texts), saved_model_dir)
+
+
+def _ask(
+    client: Client, task: Task, rows: Sequence[Row], saved_model_dir: str
+) -> list[dict[str, Any]]:
     if task.signature == "score_spans":
+        pairs = [(row["text"], row["question"]) for row in rows]
         return list(_answer_questions(client, pairs, saved_model_dir))
-    contexts, questions = ([p[i] for p in pairs] for i in (0, 1))
-    inputs: dict[str, Sequence[Any]] = {"text": contexts}
+    names = {"choice": "choices"}
     if "question" in task.needs:
-        inputs = {"question": questions, "context": contexts}
-    if texts.choice:
-        inputs["choices"] = [list(texts.choice)] * len(pairs)
-    if texts.text_pair:
-        inputs["text_pair"] = texts.second_texts()
-    suffix = "_pair" if texts.text_pair else ""
+        names["text"] = "context"
+    inputs = {
+        names.get(name, name): [row[name] for row in rows] for name in rows[0]
+    }
+    suffix = "_pair" if "text_pair" in rows[0] else ""
     outputs = predict_in_parts(client, task.signature + suffix, inputs)
     return list(_read_answers(outputs))
 

@@ -149,6 +149,116 @@ def test_masks_are_filled_by_requests_of_bounded_size(
     assert sizes == [2, 2, 1]
 
 
+# --- files --------------------------------------------------------------------
+
+
+def test_rows_of_a_file_are_answered(
+    exported, served, tmp_path, capsys, monkeypatch
+):
+    """In their order, from requests of bounded size and similar lengths."""
+    texts = ["[MASK] sat on the mat and the dog", "[MASK]", "a", "Café, [MASK]"]
+    source, output = tmp_path / "in.txt", tmp_path / "out" / "answers.jsonl"
+    source.write_text("\ufeff" + "\r\n\n".join(texts) + "\n")
+    sizes, ask_once = [], LocalClient.predict
+
+    def record(client, signature, inputs):
+        sizes.append([len(text) for text in inputs["text"]])
+        return ask_once(client, signature, inputs)
+
+    monkeypatch.setattr(LocalClient, "predict", record)
+    monkeypatch.setattr(predict, "_MAX_ROWS", 2)
+    config = PredictConfig(saved_model_dir=str(exported("sop")))
+    main(config.replace(input_file=str(source), output_file=str(output)))
+    assert sizes == [[6, 1], [33, 12]]
+    answer = answer_as_served(served, "fill_mask_text", {"text": texts})
+    for i, line in enumerate(output.read_text().splitlines()):
+        row = json.loads(line)
+        pieces = [piece.decode() for piece in answer["top_pieces"][i, 0]]
+        masks = [list(mask) for mask in row["masks"]]
+        assert (row["text"], masks) == (texts[i], [pieces] * (i != 2))
+
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text('id,text_pair,text\n7,b,"a, the ""cat"""\n8,,sat\n')
+    capsys.readouterr()
+    main(config.replace(input_file=str(pairs)))
+    inputs = {"text": ['a, the "cat"', "sat"], "text_pair": ["b", ""]}
+    answer = answer_as_served(served, "sentence_order_text_pair", inputs)
+    for i, line in enumerate(capsys.readouterr().out.splitlines()):
+        row = json.loads(line)
+        assert [row.pop("in_order"), row.pop("swapped")] == pytest.approx(
+            [answer["in_order"][i], answer["swapped"][i]], rel=1e-5
+        )
+        assert row == {"id": "78"[i]} | {n: v[i] for n, v in inputs.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["multiple_choice", "plain"])
+def test_questions_of_a_file_are_answered_like_those_of_flags(
+    name, exported_task, tmp_path, capsys
+):
+    texts = ("Basel lies on the Rhine.", "The Café is in Zürich.")
+    choice = ("wet", "dry", "new") if name == "multiple_choice" else ()
+    questions = ("Where is Basel?", "Where is it?")
+    config = PredictConfig(
+        saved_model_dir=exported_task(name).saved_model_dir,
+        question=questions,
+        choice=choice,
+    )
+    main(config.replace(text=texts))
+    expected = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    lines, rows = tmp_path / "in.txt", tmp_path / "in.jsonl"
+    lines.write_text("\n".join(texts))
+    whole = [
+        {"text": text, "question": question, "choice": list(choice)}
+        for text in texts
+        for question in questions
+    ]
+    rows.write_text("\n".join(map(json.dumps, whole)))
+    for path, settings in [(lines, {}), (rows, {"question": (), "choice": ()})]:
+        main(config.replace(input_file=str(path), **settings))
+        found = list(map(json.loads, capsys.readouterr().out.splitlines()))
+        assert len(found) == 4
+        for row, answer, asked in zip(found, expected, whole, strict=True):
+            for key, value in {**answer, "text": asked["text"]}.items():
+                is_text = isinstance(value, str)
+                wanted = value if is_text else pytest.approx(value, rel=1e-5)
+                assert row[key] == wanted
+            assert row["question"] == asked["question"]
+
+
+# Ending of the file, content, and the error.
+FILES_REFUSED = [
+    ("csv", "sentence\na\n", "with text. Received: line 2: no text. Name the"),
+    ("csv", "text,text_pair\na,b\nc\n", "line 3: 1 columns instead of 2"),
+    ("jsonl", '{"text": "a"}\n{"text": 5}', "Received: line 2: text is 5"),
+    ("jsonl", '{"text": "\\ud800"}', "line 1: text has an unpaired surrogate"),
+    ("jsonl", '{"text": "a"}\n{"text"', "Received: line 2: Expecting ':'"),
+    ("txt", "\n \n", "in.txt must have rows. Received: none"),
+    ("xml", "a", "must end in .tsv, .csv, .jsonl or .json. Received: "),
+]
+
+
+@pytest.mark.parametrize(("ending", "content", "message"), FILES_REFUSED)
+def test_bad_rows_are_refused_before_anything_is_written(
+    ending, content, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "albert_tf.predict.LocalClient", lambda _: Signatures("classify_text")
+    )
+    source, output = tmp_path / f"in.{ending}", tmp_path / "out.jsonl"
+    source.write_text(content)
+    files = {"input_file": str(source), "output_file": str(output)}
+    with pytest.raises(UserError, match=re.escape(message)):
+        main(PredictConfig(saved_model_dir="export", **files))
+    assert [*tmp_path.iterdir()] == [source]
+    for given, error in [
+        ({"text": ("a",)}, "input_file must be given without text"),
+        ({"input_file": ""}, "output_file needs input_file"),
+    ]:
+        with pytest.raises(UserError, match=error):
+            PredictConfig(**files | given)
+
+
 def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
     """17 positions, two of them [CLS] and [SEP]."""
     config = PredictConfig(
