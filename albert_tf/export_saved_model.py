@@ -146,7 +146,8 @@ def main(config: ExportConfig) -> None:
         return
     from albert_tf.serving.export import export
 
-    export(config)
+    texts = read_texts(config) if config.text_file else []
+    export(config, [text.first for text in texts])
 
 
 def read_texts(config: ExportConfig) -> "list[Text]":

@@ -101,10 +101,15 @@ def measure(
 ) -> dict[str, list[dict[str, float]]]:
     """What each contender prints for each step; they take turns."""
     processes = {}
+    script = str(pathlib.Path(__file__).with_name("train_step_contenders.py"))
     for name in config.contenders:
         name_of_python = f"python_{name.removesuffix('_compiled')}"
         python = getattr(config, name_of_python, sys.executable)
-        process = _start(python, name, work)
+        if not python:
+            print(f"{name}: left out, no interpreter given", file=sys.stderr)
+            continue
+        arguments = name, json.dumps(dataclasses.asdict(work))
+        process = start(name, [python, script, *arguments])
         if process is not None:
             processes[name] = process
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
@@ -119,15 +124,11 @@ def measure(
     return steps
 
 
-def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
+def start(name: str, command: list[str]) -> subprocess.Popen | None:
     """Starts a contender and waits until it is ready; None if it cannot run."""
-    if not python:
-        print(f"{name}: left out, no interpreter given", file=sys.stderr)
-        return None
-    script = pathlib.Path(__file__).with_name("train_step_contenders.py")
     with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [python, str(script), name, json.dumps(dataclasses.asdict(work))],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -74,10 +74,11 @@ class ExportConfig(Config):
     )
     text_file: str = setting(
         "",
-        "For --format=litert: real text, on which the models are verified, "
-        "with one text in each line, local or gs://, e.g. held_out.txt. For a "
-        "model that classifies, a .csv, .tsv or .jsonl file like --dev_file of "
-        "run_finetuning, whose labels give accuracies.",
+        "For --format=litert, --precision and --weights: real text, on which "
+        "the models are verified, with one text in each line, local or gs://, "
+        "e.g. held_out.txt. For a model that classifies, a .csv, .tsv or "
+        ".jsonl file like --dev_file of run_finetuning, whose labels give "
+        "accuracies.",
     )
     max_texts: int = setting(
         100, "Number of texts to read of --text_file.", at_least=1
@@ -119,6 +120,19 @@ class ExportConfig(Config):
         "Also export signatures that take text, tokenized in the graph by "
         "tensorflow-text.",
     )
+    precision: str = setting(
+        "",
+        "Number format of the encoder of a SavedModel for CPUs, which has "
+        "constant weights and computes no padding; it is verified on "
+        "--text_file. Empty: the precision and the graph of training.",
+        choices=("", "float32", "mixed_bfloat16"),
+    )
+    weights: str = setting(
+        "",
+        "int8: store the large matrices of a SavedModel as int8, with a scale "
+        "for each row or column; verified likewise. Empty: by precision.",
+        choices=("", "int8"),
+    )
 
     def check(self) -> None:
         is_litert = self.format == "litert"
@@ -141,10 +155,18 @@ class ExportConfig(Config):
                 received=",".join(self.num_layers),
                 remedy="Set --format=litert, or export once for each.",
             )
-        if is_litert and not self.text_file:
+        is_constant = bool(self.precision or self.weights)
+        if is_constant and is_litert:
             raise UserError(
-                "text_file must name real text for --format=litert, which "
-                "verifies each model on it and finds the ranges of int8",
+                "precision and weights need --format=saved_model",
+                received="litert",
+                remedy="Set --quantize for LiteRT.",
+            )
+        if (is_constant or is_litert) and not self.text_file:
+            reader = "--format=litert" if is_litert else "precision and weights"
+            raise UserError(
+                f"text_file must name real text for {reader}, to verify each "
+                "model on it",
                 received="none",
                 remedy="Give some hundred lines like the texts to come, e.g. "
                 "--text_file=my/held_out.txt.",

@@ -114,7 +114,9 @@ class AlbertPretrainer(keras.layers.Layer):
             target=target,
         )
         words = self.backbone.embeddings.word_embeddings
-        logits = self.masked_lm(sequence_output, words, target=target)
+        logits = self.masked_lm(
+            sequence_output, word_embeddings=words, target=target
+        )
         return {"mlm_logits": logits, **self._classify(pooled_output)}
 
     def encode(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -139,7 +141,7 @@ class AlbertPretrainer(keras.layers.Layer):
     def mlm_logits(self, hidden: tf.Tensor) -> tf.Tensor:
         """`mlm_logits` as in `call`, of the encoder's output at positions."""
         words = self.backbone.embeddings.word_embeddings
-        return self.masked_lm(hidden, words)
+        return self.masked_lm(hidden, word_embeddings=words)
 
     def _classify(
         self, pooled_output: tf.Tensor | None

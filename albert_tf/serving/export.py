@@ -7,7 +7,7 @@ call one function, so that the file holds the graph of the model once.
 import functools
 import math
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -47,7 +47,8 @@ from albert_tf.runs.directory import (
     load_run,
     null_threshold,
 )
-from albert_tf.serving import predict
+from albert_tf.serving import predict, verification
+from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.text_tokenizer import (
     PackedTexts,
     TextTokenizer,
@@ -65,24 +66,33 @@ Answer = Callable[..., Outputs]
 _OF_VOCABULARY = ("vocabulary_kind", "do_lower_case", "vocabulary_sha256")
 
 
-def export(config: ExportConfig) -> None:
+def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
     """Exports a run; `export_dir` appears only when it is complete.
+
+    Args:
+        texts: Real text to verify a model with `precision` or `weights` on.
 
     Raises:
         UserError: If the run, the checkpoint or its vocabulary does not exist
             or does not fit, if `export_dir` exists, if `top_k` exceeds the
             vocabulary, or if text signatures are requested and the vocabulary
-            or tensorflow-text is missing.
+            or tensorflow-text is missing, or if a model with `precision` or
+            `weights` answers unlike that of float32.
     """
     export_dir = config.export_dir.rstrip("/")
     with new_directory(export_dir, "export_dir") as partial:
-        step = _export(config, partial)
+        step = _export(config, partial, texts)
     logging.info("exported step %d to %s", step, export_dir)
 
 
-def _export(config: ExportConfig, directory: str) -> int:
+def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
-    loaded = load(config, **depth(config))
+    is_constant = bool(config.precision or config.weights)
+    if is_constant:  # compared with float32, on text that is tokenized
+        needed = config.replace(text_signatures=True)
+        loaded = load(needed, precision="float32", **depth(config))
+    else:
+        loaded = load(config, **depth(config))
     model, run, tokenizer = loaded.model, loaded.run, loaded.tokenizer
     text_tokenizer = None
     # For question answering, the client tokenizes.
@@ -91,21 +101,38 @@ def _export(config: ExportConfig, directory: str) -> int:
         text_tokenizer = TextTokenizer(
             loaded.vocabulary, tokenizer.do_lower_case
         )
-    if isinstance(model, AlbertForTask):
-        assert isinstance(run, FinetuningConfig)
-        signatures = make_task_signatures(model, run, text_tokenizer)
-    else:
+
+    def make() -> Signatures:
+        if isinstance(model, AlbertForTask):
+            assert isinstance(run, FinetuningConfig)
+            return make_task_signatures(model, run, text_tokenizer)
         length = run.data.max_seq_length
-        signatures = make_signatures(
-            model, config.top_k, length, text_tokenizer
-        )
+        return make_signatures(model, config.top_k, length, text_tokenizer)
+
     module = tf.Module()
     # Only the variables: a Keras layer would be traced a second time.
     module.model_variables = model_variables(model)
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
-
-    tf.saved_model.save(module, directory, signatures=signatures)
+    if not is_constant:
+        tf.saved_model.save(module, directory, signatures=make())
+    else:
+        assert tokenizer is not None
+        predict.warn_of_slow_products(config.precision)
+        batches = list(verification.make_batches(run, tokenizer, texts))
+        plain = make()
+        expected = [plain[b.signature](*b.inputs.values()) for b in batches]
+        precision = config.precision or "float32"
+        module.model_variables = make_constant(model, precision, config.weights)
+        tf.saved_model.save(module, directory, signatures=make())
+        served = tf.saved_model.load(directory).signatures
+        found = [served[b.signature](**b.inputs) for b in batches]
+        name = f"{precision} products and {config.weights or 'their'} weights"
+        loaded.serving.update(
+            precision=precision,
+            weights=config.weights,
+            verified=verification.compare(name, batches, expected, found),
+        )
     write_assets(loaded, posixpath.join(directory, predict.ASSETS_DIR))
     return loaded.step
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from albert_tf.config import TaskConfig, TextsConfig
 from albert_tf.errors import UserError, first_line
@@ -46,6 +47,8 @@ SENTENCE_SIGNATURES = {
 # the memory: a thousand long texts would take 16 GB.
 _MAX_ROWS = 32
 
+_CPU_FILE = "/proc/cpuinfo"
+
 _TIMEOUT_S = 60  # the first request may wait until the model is loaded
 
 # Names of inputs -> nested lists of texts or ids.
@@ -64,7 +67,8 @@ class LocalClient:
 
         from albert_tf.serving.text_tokenizer import import_text_ops
 
-        _read_serving(saved_model_dir)
+        serving = _read_serving(saved_model_dir)
+        warn_of_slow_products(serving.get("precision", ""))
         import_text_ops()
         self.model = tf.saved_model.load(saved_model_dir)
 
@@ -160,6 +164,19 @@ def _read_serving(saved_model_dir: str) -> dict[str, Any]:
             remedy="Make one with python -m albert_tf.export_saved_model.",
         )
     return load_json(path)
+
+
+def warn_of_slow_products(precision: str) -> None:
+    """Warns on a CPU without instructions for bfloat16 (Linux)."""
+    if precision != "mixed_bfloat16" or not exists(_CPU_FILE):
+        return
+    with open(_CPU_FILE) as file:
+        words = set(file.read().split())
+    if not words & {"amx_bf16", "avx512_bf16", "bf16"}:
+        logging.warning(
+            "this CPU has no instructions for bfloat16: a model of "
+            "mixed_bfloat16 is slower on it than one of float32"
+        )
 
 
 def predict_in_parts(

@@ -242,7 +242,10 @@ def test_the_code_of_the_page_fills_the_mask(mini, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"text_file": ""}, "text_file must name real text.*ranges of int8"),
+        (
+            {"text_file": ""},
+            "text_file must name real text.*litert, to verify",
+        ),
         ({"quantize": ("int4",)}, "some of none, float16.* Received: int4"),
         ({"quantize": ()}, "some of none, float16.* Received: "),
         ({"text_file": "a.csv"}, "must be plain text.* Received: a.csv"),

@@ -1,0 +1,190 @@
+"""Exports with `precision` or `weights`: constant weights, no padding."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ExportConfig, ModelConfig
+from albert_tf.errors import UserError
+from albert_tf.modeling.models import AlbertPretrainer
+from albert_tf.serving import constant_weights, predict
+from albert_tf.serving.constant_weights import make_constant
+from albert_tf.serving.export import export
+from tests.helpers.exports import SENTENCES, answer_as_served, write_task_run
+
+MODEL = {
+    "vocab_size": 700,
+    "embedding_size": 12,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 180,
+    "max_position_embeddings": 400,
+}
+# Replaced settings of the model.
+MODELS = {
+    "shared": {},
+    "not shared": {"parameter_sharing": "none", "hidden_act": "relu"},
+    "groups": {"num_hidden_groups": 3, "inner_group_num": 2},
+    "without projection": {"embedding_size": 24, "num_hidden_layers": 1},
+}
+# Model, precision, weights, and the largest relative difference to float32.
+VARIANTS = [
+    *((name, "float32", "", 1e-5) for name in MODELS),
+    *((name, "mixed_bfloat16", "", 0.1) for name in MODELS),
+    ("shared", "float32", "int8", 0.1),
+    ("shared", "mixed_bfloat16", "int8", 0.2),
+]
+
+
+def make_pretrainer(settings):
+    pretrainer = AlbertPretrainer(ModelConfig(**MODEL | settings))
+    pretrainer.build()
+    rng = np.random.default_rng(0)
+    for variable in pretrainer.variables:
+        noise = rng.normal(0, 0.3, variable.shape)
+        variable.assign(noise + ("gamma" in variable.path))
+    return pretrainer
+
+
+def make_batch():
+    """Rows of 11, 1, 0 and 6 tokens."""
+    mask = np.arange(11) < np.array([11, 1, 0, 6])[:, np.newaxis]
+    ids = np.random.default_rng(1).integers(5, 700, mask.shape) * mask
+    inputs = {"input_ids": ids, "input_mask": mask, "segment_ids": ids % 2}
+    inputs["masked_lm_positions"] = [[9, 0, 4], [0, 0, 0], [0, 0, 0], [5, 2, 2]]
+    return {name: tf.constant(v, tf.int32) for name, v in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "weights", "tolerance"), VARIANTS
+)
+def test_constant_weights_give_the_same_outputs(
+    name, precision, weights, tolerance
+):
+    """At tokens; the last block at positions only, and at all of them."""
+    pretrainer, batch = make_pretrainer(MODELS[name]), make_batch()
+    rows = [0, 1, 3]
+    is_token = batch["input_mask"].numpy()[rows] > 0
+
+    def outputs():
+        both = [pretrainer.encode(batch), pretrainer(batch)]
+        values = {k: v.numpy()[rows] for out in both for k, v in out.items()}
+        at_padding = values["sequence_output"][~is_token]
+        values["sequence_output"] = values["sequence_output"][is_token]
+        return {k: v.astype(np.float32) for k, v in values.items()}, at_padding
+
+    expected, at_padding = outputs()
+    assert at_padding.any()
+    paths = {v.path for v in pretrainer.backbone.encoder.variables}
+    variables = make_constant(pretrainer, precision, weights)
+    found, at_padding = outputs()
+    assert not at_padding.any()
+    difference = max(
+        np.abs(found[key] - values).max() / np.abs(values).max()
+        for key, values in expected.items()
+    )
+    assert 0 < difference < tolerance
+    assert not paths & variables.keys()
+    int8 = {path for path in paths if f"{path}/int8" in variables}
+    assert bool(int8) == bool(weights)
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "texts.txt"
+    path.write_text("\n".join([*SENTENCES, "", "a cat", *SENTENCES[1:]]))
+    return str(path)
+
+
+def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
+    from albert_tf.export_saved_model import main
+
+    config = ExportConfig(
+        run_dir=str(run_dir),
+        export_dir=str(tmp_path / "export"),
+        top_k=4,
+        precision="float32",
+        text_file=text_file,
+    )
+    main(config)
+    model = tf.saved_model.load(config.export_dir)
+    assert sorted(model.signatures) == sorted(served.signatures)
+    texts = {"text": ["the cat [MASK] on", "", "a"]}
+    pairs = texts | {"text_pair": ["the dog", "sat on the mat", "b"]}
+    for name in served.signatures:
+        if "_text" in name:
+            inputs = pairs if name.endswith("_pair") else texts
+            expected = answer_as_served(served, name, inputs)
+            answer = answer_as_served(model, name, inputs)
+            mask = expected.get("input_mask", np.ones([3, 1]))
+            for key, values in expected.items():
+                if key == "sequence_output":
+                    values = values * mask[..., np.newaxis]
+                if values.dtype.kind == "f":
+                    np.testing.assert_allclose(answer[key], values, atol=1e-5)
+                else:
+                    np.testing.assert_array_equal(answer[key], values)
+    path = tmp_path / "export" / predict.ASSETS_DIR / predict.SERVING_FILE
+    serving = json.loads(path.read_text())
+    assert serving["precision"] == "float32"
+    assert serving["verified"]["batches"] == 1
+    assert serving["verified"]["equal_answers"] == 1
+    assert serving["verified"]["largest_difference"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["multiple_choice", "beam", "token_classification", "embedding"]
+)
+def test_fine_tuned_models_are_stored_as_int8(name, text_file, tmp_path):
+    write_task_run(name, tmp_path / "run")
+    sizes = {}
+    for weights in "", "int8":
+        directory = tmp_path / f"export{weights}"
+        config = ExportConfig(
+            run_dir=str(tmp_path / "run"),
+            export_dir=str(directory),
+            text_file=text_file,
+            weights=weights,
+        )
+        export(config, SENTENCES)
+        files = (directory / "variables").glob("variables.data*")
+        sizes[weights] = sum(file.stat().st_size for file in files)
+    assert sizes["int8"] < 0.6 * sizes[""]
+    path = directory / predict.ASSETS_DIR / predict.SERVING_FILE
+    verified = json.loads(path.read_text())["verified"]
+    assert 0 < verified["largest_difference"] < 1
+    assert verified["equal_answers"] > 0.5
+
+
+def test_a_model_that_answers_otherwise_is_not_written(
+    run_dir, text_file, tmp_path, monkeypatch
+):
+    config = {"run_dir": str(run_dir), "export_dir": str(tmp_path / "export")}
+    with pytest.raises(UserError, match="text_file must name real text for pr"):
+        ExportConfig(**config, precision="float32")
+    monkeypatch.setattr(constant_weights, "LAYER_NORM_EPSILON", float("nan"))
+    message = "float32 products and their weights must answer like.* of nan"
+    with pytest.raises(UserError, match=message):
+        export(
+            ExportConfig(**config, precision="float32", text_file=text_file),
+            SENTENCES,
+        )
+    assert not [*tmp_path.iterdir()]
+
+
+def test_cpus_without_bfloat16_are_named(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(predict, "_CPU_FILE", str(path))
+    for flags, precision, is_warned in [
+        ("flags : avx2 avx512f", "mixed_bfloat16", True),
+        ("flags : avx2 avx512f", "float32", False),
+        ("flags : avx512_bf16 avx2", "mixed_bfloat16", False),
+    ]:
+        path.write_text(flags)
+        caplog.clear()
+        predict.warn_of_slow_products(precision)
+        assert ("is slower on it than" in caplog.text) == is_warned
