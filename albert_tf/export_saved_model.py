@@ -129,6 +129,7 @@ from typing import TYPE_CHECKING
 
 from albert_tf.cluster import versions
 from albert_tf.config import ExportConfig, FinetuningConfig, flags
+from albert_tf.config.task import CLASSIFICATION
 from albert_tf.errors import UserError
 
 if TYPE_CHECKING:
@@ -161,7 +162,10 @@ def read_texts(config: ExportConfig) -> "list[Text]":
     path, run = config.text_file, load_config(config.run_dir)
     texts: list[Text] = []
     if path.endswith((".csv", ".tsv", ".jsonl", ".json")):
-        if not isinstance(run, FinetuningConfig) or not run.head.labels:
+        if (
+            not isinstance(run, FinetuningConfig)
+            or run.head.kind != CLASSIFICATION
+        ):
             raise UserError(
                 "text_file must be plain text for a model that does not "
                 "classify, with a text in each line",

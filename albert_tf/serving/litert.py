@@ -42,6 +42,7 @@ CARD_FILE = "README.md"
 
 _MASKED = 0.15  # of the tokens of a text, as in pretraining
 _MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
+_MAX_CALIBRATION = 100  # texts that give the ranges of int8
 _THREADS = (1, 2)
 
 # Of a float32 model, the largest difference of an output to that of TensorFlow,
@@ -230,7 +231,8 @@ def _make_sample(
         inputs = {k: v[np.newaxis] for k, v in rows._asdict().items()}
         return Sample(inputs, labels)
     second = text.second
-    if run.run.task.has_pairs or head.kind == QUESTION_ANSWERING:
+    has_pairs = run.run.task.has_pairs and head.kind != EMBEDDING
+    if has_pairs or head.kind == QUESTION_ANSWERING:
         second = second or others[0]
     inputs = encode(text.first, second, length)._asdict()
     if head.is_beam:
@@ -287,6 +289,9 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
         inputs = dict(zip(shapes, values, strict=True))
         if head is None:
             return _answer_pretrained(run.model, inputs)
+        if head.kind == EMBEDDING:
+            hidden = run.model.backbone(**inputs).sequence_output
+            return {"embedding": mean_of_tokens(hidden, inputs["input_mask"])}
         if head.kind == MULTIPLE_CHOICE:
             inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
         if head.kind == EMBEDDING:
@@ -299,7 +304,8 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
             return {"value": outputs["logits"][:, 0]}
         if head.kind == MULTI_LABEL:
             return {"probabilities": tf.sigmoid(outputs["logits"])}
-        return {"probabilities": tf.nn.softmax(outputs["logits"])}
+        normalize = tf.sigmoid if head.kind == MULTI_LABEL else tf.nn.softmax
+        return {"probabilities": normalize(outputs["logits"])}
 
     specs = [tf.TensorSpec(v, tf.int32, name=k) for k, v in shapes.items()]
     return tf.function(answer, input_signature=specs, autograph=False)
@@ -444,7 +450,7 @@ def _round_products(converter: Any, samples: Sequence[Sample]) -> bytes:
     }
     # The ranges are found with inputs of one shape.
     converter.representative_dataset = lambda: (
-        _pad(sample.inputs, longest) for sample in samples
+        _pad(sample.inputs, longest) for sample in samples[:_MAX_CALIBRATION]
     )
     operators = vars(_import_runtime("schema_py_generated").BuiltinOperator)
     options = tf.lite.experimental.QuantizationDebugOptions(
