@@ -294,16 +294,11 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
             return {"embedding": mean_of_tokens(hidden, inputs["input_mask"])}
         if head.kind == MULTIPLE_CHOICE:
             inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
-        if head.kind == EMBEDDING:
-            hidden, _ = run.model.backbone(**inputs)
-            return {"embedding": mean_of_tokens(hidden, inputs["input_mask"])}
         outputs = run.model(inputs)
         if head.kind == QUESTION_ANSWERING:
             return dict(outputs)
         if head.kind == REGRESSION:
             return {"value": outputs["logits"][:, 0]}
-        if head.kind == MULTI_LABEL:
-            return {"probabilities": tf.sigmoid(outputs["logits"])}
         normalize = tf.sigmoid if head.kind == MULTI_LABEL else tf.nn.softmax
         return {"probabilities": normalize(outputs["logits"])}
 
