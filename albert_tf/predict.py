@@ -152,9 +152,12 @@ def _read(
     names: list[str] = []
     for where, values in found:
         for default in defaults:
-            row = values if isinstance(values, str) else {**default, **values}
+            if isinstance(values, str):
+                row, fault = {}, values
+            else:
+                row, fault = {**default, **values}, ""
             names = names or [*needs, *(n for n in may_have if n in row)]
-            if fault := _find_fault(row, names):
+            if fault := fault or _find_fault(row, names):
                 raise UserError(
                     f"{path} must have rows with {', '.join(names)}",
                     received=f"{where}: {fault}",
@@ -171,10 +174,8 @@ def _read_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"line {number}", {"text": line.removesuffix("\r")}
 
 
-def _find_fault(row: Mapping[str, Any] | str, names: Sequence[str]) -> str:
-    """Why a row is malformed or cannot be asked about; "" if it can."""
-    if isinstance(row, str):
-        return row
+def _find_fault(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Why a model cannot take a row; "" if it can."""
     for name in names:
         if name not in row:
             return f"no {name}"

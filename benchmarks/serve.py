@@ -35,7 +35,7 @@ BATCHES_FILE = "batches.npz"
 FOLDER = "hugging_face"
 
 # Exports of albert_tf, and their settings.
-EXPORTS: dict[str, dict[str, str]] = {
+EXPORTS: dict[str, dict[str, Any]] = {
     "albert_tf": {},
     "albert_tf_float32": {"precision": "float32"},
     "albert_tf_bfloat16": {"precision": "mixed_bfloat16"},

@@ -54,7 +54,8 @@ def make_constant(
     is_float32 = precision == "float32"
     dtype = tf.float32 if is_float32 else tf.bfloat16
     layers = list(model._flatten_layers())
-    backbone.encoder = ConstantEncoder(backbone.encoder, dtype)
+    constant: Any = ConstantEncoder(backbone.encoder, dtype)
+    backbone.encoder = constant
     stored = dict(variables.values())
     for layer in layers if weights == "int8" else ():
         for name, value in list(vars(layer).items()):

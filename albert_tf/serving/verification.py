@@ -38,7 +38,7 @@ def make_batches(
             others *= head.num_choices
         has_pairs = isinstance(run, FinetuningConfig) and (
             run.task.has_pairs
-            or head.kind in (MULTIPLE_CHOICE, QUESTION_ANSWERING)
+            or run.head.kind in (MULTIPLE_CHOICE, QUESTION_ANSWERING)
         )
         rows = [
             tokenizer.encode(first, other if has_pairs else None, length)
