@@ -249,7 +249,7 @@ CONTENDERS: dict[str, Callable[[str, str], Encode]] = {
 }
 
 
-def answer(name: str, work_dir: str) -> None:
+def answer(name: str, work_dir: str) -> int:
     """Encodes the batch that each line on standard input names."""
     encode = CONTENDERS[name](name, work_dir)
     batches = np.load(f"{work_dir}/{BATCHES_FILE}")
@@ -269,6 +269,7 @@ def answer(name: str, work_dir: str) -> None:
             "output": tokens[:: max(1, len(tokens) // 8)].tolist(),
         }
         print(json.dumps(found), flush=True)
+    return 0
 
 
 # --- the table ---------------------------------------------------------------
@@ -339,6 +340,5 @@ def measure(
 
 if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1] in CONTENDERS:
-        answer(*sys.argv[1:])
-    else:
-        flags.run(main, BenchmarkConfig)
+        sys.exit(answer(*sys.argv[1:]))
+    flags.run(main, BenchmarkConfig)
