@@ -77,11 +77,8 @@ def test_scores_are_sums_over_masked_tokens(loaded, tmp_path):
 
 
 def _opens_word(pieces, i):
-    """By spaces, and around all but letters and digits."""
-    before, after = pieces[i - 1].removeprefix("▁"), pieces[i]
-    return after.startswith("▁") or not (
-        (not before or before[-1].isalnum()) and after[0].isalnum()
-    )
+    """By spaces and punctuation; "isn't" is "isn" and "'t"."""
+    return pieces[i].startswith("▁") or not pieces[i][0].isalnum()
 
 
 def score_by_transformers(folder, texts):
