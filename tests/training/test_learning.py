@@ -28,7 +28,7 @@ MODEL = ModelConfig(
     # At this width, 0.02 would delay learning by thousands of steps.
     initializer_range=0.1,
 )
-STEPS = 960
+STEPS = 640
 # Rows of two or three examples.
 LENGTHS = {
     "max_seq_length": 48,
