@@ -21,6 +21,7 @@ from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.runs.directory import write_config
 from albert_tf.runs.log import read_events, read_metrics
 from tests.helpers import conversion, tiny_task
+from tests.helpers.run_processes import lines_without_timing
 
 
 def test_a_run_starts_from_a_model_of_any_format(tiny_tasks, tmp_path):
@@ -176,6 +177,38 @@ UNTRAINABLE = {
     "num_logical_cpus": 2,
     "global_batch_size": 7,
 }
+
+
+@pytest.mark.jax
+@pytest.mark.slow
+def test_a_run_by_jax_is_that_by_tensorflow(tiny_tasks, tmp_path):
+    """With dropout, evaluations, and predictions."""
+    configs = {
+        runtime: tiny_task.make_config(
+            *("classification", tiny_tasks, tmp_path / runtime),
+            **tiny_task.SHORT,
+            strategy="auto",
+            mode="train_and_predict",
+            runtime=runtime,
+            fuse_on_cpu=True,
+        )
+        for runtime in ("tensorflow", "pjrt")
+    }
+    lines = []
+    for runtime, config in configs.items():
+        assert run(config) == 0
+        lines.append(lines_without_timing(tmp_path / runtime))
+    for wanted, found in zip(*lines, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            if not isinstance(value, str):
+                value = pytest.approx(value, rel=1e-5, abs=1e-6)
+            assert found[name] == value, name
+    found, wanted = (
+        read_predictions(tmp_path / runtime / "predictions", "classification")
+        for runtime in configs
+    )
+    assert found == wanted
 
 
 @pytest.mark.slow
