@@ -34,7 +34,7 @@ def make_task(
     """
     num_classes = len(head.labels)
     features = task_features(head.kind, head.num_choices, num_classes)
-    rng = np.random.default_rng(0)
+    rng, of_lists = np.random.default_rng(0), np.random.default_rng(1)
 
     def make_record(number: int) -> dict[str, np.ndarray]:
         rows = head.num_choices
@@ -49,9 +49,9 @@ def make_task(
             "label": rng.normal(size=1)
             if head.kind == "regression"
             else rng.integers(0, 3, 1),
-            "labels": rng.integers(0, 2, max(num_classes, 1)),
-            "word_numbers": mask * rng.integers(0, 2, (rows, LENGTH)),
-            "token_labels": rng.integers(0, 3, (rows, LENGTH)),
+            "labels": of_lists.integers(0, 2, max(num_classes, 1)),
+            "word_numbers": mask * of_lists.integers(0, 2, (rows, LENGTH)),
+            "token_labels": of_lists.integers(0, 3, (rows, LENGTH)),
             "start_position": rng.integers(5, 7, 1) * (number % 3 > 0),
             "end_position": rng.integers(7, 9, 1) * (number % 3 > 0),
             "is_impossible": np.array([number % 3 == 0]),
