@@ -11,6 +11,7 @@ from albert_tf.config import TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import (
+    Finetuning,
     find_base_model,
     plan_start,
 )
@@ -209,6 +210,42 @@ def test_a_run_by_jax_is_that_by_tensorflow(tiny_tasks, tmp_path):
         for runtime in configs
     )
     assert found == wanted
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes_exactly_with_its_own_settings(
+    tiny_tasks, tmp_path, monkeypatch
+):
+    """With dropout. An exception ends the first run at an evaluation."""
+
+    def config(name):
+        return tiny_task.make_config(
+            *("classification", tiny_tasks, tmp_path / name),
+            dropout=0.1,
+            classifier_dropout=0.1,
+            **tiny_task.SHORT,
+        )
+
+    def losses(name):
+        return [line["loss"] for line in read_metrics(str(tmp_path / name))]
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self, metrics, records):
+        raise Killed
+
+    assert run(config("run")) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Finetuning, "describe_evaluation", kill)
+        with pytest.raises(Killed):
+            run(config("killed"))
+    with pytest.raises(UserError, match="must resume with its own settings"):
+        run(config("killed").replace(max_seq_length=8))
+    begun = len(losses("killed"))
+    assert run(config("killed")) == 0
+    assert 0 < begun < len(losses("run"))
+    assert losses("killed") == losses("run")
 
 
 @pytest.mark.slow
