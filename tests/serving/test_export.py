@@ -291,8 +291,8 @@ def test_signatures_follow_the_sentence_objective(exported):
     """A bfloat16 run answers in float32; its records have no metadata."""
     export_dir = exported("nsp")
     model = tf.saved_model.load(str(export_dir))
-    always = {"serving_default", "encode", "fill_mask"}
-    texts = {"encode_text", "encode_text_pair", "fill_mask_text"}
+    always = {"serving_default", "encode", "embed", "fill_mask"}
+    texts = {"encode_text", "encode_text_pair", "embed_text", "fill_mask_text"}
     texts |= {"next_sentence", "next_sentence_text_pair"}
     assert set(model.signatures) == always | texts
     batch = make_batch(examples=2, length=5)
