@@ -73,6 +73,15 @@ def _is_large(variable: keras.Variable) -> bool:
     return len(shape) == 2 and shape[0] * shape[1] >= _LEAST_VALUES
 
 
+def round_to_int8(
+    values: np.ndarray, axis: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values as int8, and the scales of all values along an axis, float32."""
+    largest = np.maximum(np.abs(values).max(axis, keepdims=True), 1e-30)
+    scales = largest / np.float32(127)
+    return np.round(values / scales).astype(np.int8), scales
+
+
 class Int8Matrix:
     """A matrix as int8, with a scale for each row or column, read as float32.
 
@@ -81,9 +90,7 @@ class Int8Matrix:
     """
 
     def __init__(self, values: np.ndarray, axis: int) -> None:
-        largest = np.maximum(np.abs(values).max(axis, keepdims=True), 1e-30)
-        scales = largest / np.float32(127)
-        rounded = np.round(values / scales).astype(np.int8)
+        rounded, scales = round_to_int8(values, axis)
         self.shape = tf.TensorShape(values.shape)  # einsum reads it
         self.rounded = tf.Variable(rounded, trainable=False)
         self.scales = tf.Variable(scales, trainable=False)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import ExportConfig, FinetuningConfig, TaskHeadConfig
+from albert_tf.config import ExportConfig, TaskHeadConfig
 from albert_tf.config.task import (
     EMBEDDING,
     MULTI_LABEL,
@@ -35,8 +35,10 @@ from albert_tf.modeling.models import AlbertForTask
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.serving import predict
+from albert_tf.serving.constant_weights import round_to_int8
 from albert_tf.serving.export import LoadedRun, depth, load, write_assets
 from albert_tf.serving.text_tokenizer import PackedTexts
+from albert_tf.serving.verification import make_inputs
 
 CARD_FILE = "README.md"
 
@@ -170,9 +172,7 @@ def _convert_all(
 ) -> Iterator[tuple[Row, bytes]]:
     """The model in TensorFlow, then the converted models, verified."""
     length = run.run.data.max_seq_length
-    samples = [
-        _make_sample(run, texts, index, length) for index in range(len(texts))
-    ]
+    samples = [_make_sample(run, texts, i) for i in range(len(texts))]
     fixed_length = length if config.fixed_length else None
     if fixed_length:
         lengths = dict.fromkeys((*PackedTexts._fields, "p_mask"), length)
@@ -211,34 +211,21 @@ def _convert_all(
 # --- samples -----------------------------------------------------------------
 
 
-def _make_sample(
-    run: LoadedRun, texts: Sequence[Text], index: int, length: int
-) -> Sample:
+def _make_sample(run: LoadedRun, texts: Sequence[Text], index: int) -> Sample:
     """The inputs of a text, and what the model should answer."""
     assert run.tokenizer is not None
-    text, encode, head = texts[index], run.tokenizer.encode, _head(run)
-    if head is None:
-        inputs = encode(text.first, max_seq_length=length)._asdict()
-        return _mask(inputs, np.random.default_rng(index))
-    assert isinstance(run.run, FinetuningConfig)
-    labels = np.array([] if text.label is None else [text.label], np.int64)
+    text, head = texts[index], _head(run)
     others = [
-        texts[(index + number) % len(texts)].first
-        for number in range(1, head.num_choices + 1)
+        [texts[(index + number) % len(texts)].first]
+        for number in range(1, (head.num_choices if head else 0) + 2)
     ]
-    if head.kind == MULTIPLE_CHOICE:
-        rows = encode([text.first] * len(others), others, length)
-        inputs = {k: v[np.newaxis] for k, v in rows._asdict().items()}
-        return Sample(inputs, labels)
-    second = text.second
-    has_pairs = run.run.task.has_pairs and head.kind != EMBEDDING
-    if has_pairs or head.kind == QUESTION_ANSWERING:
-        second = second or others[0]
-    inputs = encode(text.first, second, length)._asdict()
-    if head.is_beam:
-        inputs["p_mask"] = 1 - inputs["segment_ids"]
-        inputs["p_mask"][:, 0] = 0
-    return Sample(inputs, labels)
+    if text.second is not None:
+        others[0] = [text.second]
+    inputs = make_inputs(run.run, run.tokenizer, [text.first], others)
+    if head is None:
+        return _mask(inputs, np.random.default_rng(index))
+    labels = [] if text.label is None else [text.label]
+    return Sample(inputs, np.array(labels, np.int64))
 
 
 def _mask(inputs: Arrays, rng: np.random.Generator) -> Sample:
@@ -375,9 +362,7 @@ class _RoundedTable:
 
     def __init__(self, variable: Any) -> None:
         self.variable, self.original = variable, variable.numpy()
-        largest = np.maximum(np.abs(self.original).max(1, keepdims=True), 1e-30)
-        self.scales = largest / np.float32(127)
-        self.rounded = np.round(self.original / self.scales).astype(np.int8)
+        self.rounded, self.scales = round_to_int8(self.original, 1)
 
     def values(self) -> np.ndarray:
         return self.rounded * self.scales

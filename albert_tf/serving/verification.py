@@ -1,5 +1,6 @@
 """Compares a model with other weights to that of float32, on real text."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,35 +30,50 @@ def make_batches(
     run: PretrainingConfig, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> Iterator[Batch]:
     """Texts with masks, or the second of a pair is the next text."""
-    head = run.head if isinstance(run, FinetuningConfig) else None
-    length = run.data.max_seq_length
+    signature = "serving_default"
     for begin in range(0, len(texts), _TEXTS):
         first = list(texts[begin : begin + _TEXTS])
-        others = [first[1:] + first[:1]]
-        if head and head.kind == MULTIPLE_CHOICE:
-            others *= head.num_choices
-        has_pairs = isinstance(run, FinetuningConfig) and (
-            run.task.has_pairs
-            or run.head.kind in (MULTIPLE_CHOICE, QUESTION_ANSWERING)
+        inputs: dict[str, Any] = make_inputs(
+            run, tokenizer, first, [first[1:] + first[:1]]
         )
-        rows = [
-            tokenizer.encode(first, other if has_pairs else None, length)
-            for other in others
-        ]
-        inputs: dict[str, Any] = rows[0]._asdict()
-        if head is None:
+        if not isinstance(run, FinetuningConfig):
+            signature = "fill_mask"
             inputs["masked_lm_positions"] = _mask(inputs)
-        elif head.kind == MULTIPLE_CHOICE:
-            inputs = {
-                k: np.stack([v] * len(rows), 1) for k, v in inputs.items()
-            }
-        elif head.is_beam:
-            inputs["p_mask"] = 1 - inputs["segment_ids"]
-            inputs["p_mask"][:, 0] = 0
-        yield Batch(
-            "serving_default" if head else "fill_mask",
-            {k: tf.constant(v, tf.int32) for k, v in inputs.items()},
-        )
+        tensors = {k: tf.constant(v, tf.int32) for k, v in inputs.items()}
+        yield Batch(signature, tensors)
+
+
+def make_inputs(
+    run: PretrainingConfig,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    others: Sequence[Sequence[str]],
+) -> dict[str, np.ndarray]:
+    """The inputs of the model of a run, int32, `(texts, length)`.
+
+    Args:
+        others: The second texts, for a model of pairs or questions; for each
+            choice, those of the model, or less, which are repeated.
+    """
+    length = run.data.max_seq_length
+    if not isinstance(run, FinetuningConfig):
+        return tokenizer.encode(texts, None, length)._asdict()
+    head = run.head
+    if head.kind == MULTIPLE_CHOICE:
+        choices = itertools.cycle(others)
+        columns = [next(choices) for _ in range(head.num_choices)]
+        chosen = [other for row in zip(*columns, strict=True) for other in row]
+        first = [text for text in texts for _ in columns]
+        rows = tokenizer.encode(first, chosen, length)._asdict()
+        shape = len(texts), len(columns), -1
+        return {k: v.reshape(shape) for k, v in rows.items()}
+    has_pairs = run.task.has_pairs or head.kind == QUESTION_ANSWERING
+    second = others[0] if has_pairs else None
+    inputs = tokenizer.encode(texts, second, length)._asdict()
+    if head.is_beam:
+        inputs["p_mask"] = 1 - inputs["segment_ids"]
+        inputs["p_mask"][:, 0] = 0
+    return inputs
 
 
 def _mask(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
