@@ -201,13 +201,19 @@ def _onnx(name: str, work_dir: str) -> Encode:
     import transformers
 
     path = f"{work_dir}/{name}.onnx"
+    options = onnxruntime.SessionOptions()
     if name == "onnx_int8":
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         _onnx("onnx_float32", work_dir)
-        quantize_dynamic(
-            f"{work_dir}/onnx_float32.onnx", path, weight_type=QuantType.QInt8
-        )
+        # Only kernels that are constants, not transposed ones, become int8.
+        folded = f"{work_dir}/onnx_folded.onnx"
+        options.optimized_model_filepath = folded
+        level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.graph_optimization_level = level
+        onnxruntime.InferenceSession(f"{work_dir}/onnx_float32.onnx", options)
+        quantize_dynamic(folded, path, weight_type=QuantType.QInt8)
+        options = onnxruntime.SessionOptions()
     elif not os.path.exists(path):
         model = transformers.AlbertModel.from_pretrained(
             f"{work_dir}/{FOLDER}", attn_implementation="eager"
@@ -226,7 +232,6 @@ def _onnx(name: str, work_dir: str) -> Encode:
             external_data=False,
             dynamo=True,
         )
-    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = os.cpu_count() or 1
     # Waiting threads must not spin while another contender runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
