@@ -185,11 +185,8 @@ def build_records(config: RecordsConfig) -> None:
                     f"{spm_model_file} must not change while the command runs"
                 )
             files.write_bytes(vocabulary, model)
-            built = _build_shards(
-                _make_state(config, vocabulary, scratch),
-                sources,
-                unfinished,
-            )
+            state = _make_state(config, vocabulary, scratch, tokenizer)
+            built = _build_shards(state, sources, unfinished)
             _write_metadata(built, config, tokenizer, inputs_sha256, model)
             files.remove(unfinished_path)
             _remove_notes(output_dir)
@@ -243,17 +240,20 @@ class _State(NamedTuple):
         ]
 
 
-def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
-    tokenizer = Tokenizer(vocabulary, config.do_lower_case)
+def _make_state(
+    config: RecordsConfig,
+    vocabulary: str,
+    scratch: str,
+    tokenizer: Tokenizer | None = None,
+) -> _State:
+    tokenizer = tokenizer or Tokenizer(vocabulary, config.do_lower_case)
     shards = list_shards(config)
     spilled = SpillFiles(len(shards), token_dtype(tokenizer.vocab_size))
     return _State(config, vocabulary, scratch, tokenizer, shards, spilled)
 
 
 def _build_shards(
-    state: _State,
-    sources: Mapping[Source, str],
-    unfinished: Artifact,
+    state: _State, sources: Mapping[Source, str], unfinished: Artifact
 ) -> BuiltRecords:
     """Builds all shards."""
     config = state.config
@@ -261,6 +261,7 @@ def _build_shards(
         config.num_workers,
         _make_state,
         *(config, state.vocabulary, state.scratch),
+        state=state,
         dask_scheduler=config.dask_scheduler,
     ) as processes:
         if config.near_duplicates != "keep":

@@ -23,9 +23,6 @@ Task = TypeVar("Task")
 
 _DASK_TIMEOUT_S = 30
 
-# The state of this process, and its maker.
-_worker: dict[str, Any] = {}
-
 
 def show_progress(description: str, total: int, unit: str = "B") -> Any:
     """Returns a bar over bytes, or items of a `unit`, e.g. "example"."""
@@ -60,8 +57,10 @@ class Processes:
     Args:
         num_workers: Number of processes, see `count_workers`; 1 runs all tasks
             in this process.
-        make_state: Called with `arguments` in each process before its first
-            task. Every task gets the returned state as its first argument.
+        make_state: Called with `arguments`, which are hashable, in each
+            process before its first task. Every task gets the returned state
+            as its first argument.
+        state: The state of this process; None makes one if it runs tasks.
         dask_scheduler: Address of a Dask scheduler, whose workers then run the
             tasks.
 
@@ -77,10 +76,11 @@ class Processes:
         num_workers: int,
         make_state: Callable[..., Any],
         *arguments: Any,
+        state: Any = None,
         dask_scheduler: str = "",
     ) -> None:
         self.num_workers = count_workers(num_workers)
-        self._state_maker = make_state, arguments
+        self._state_maker, self._state = (make_state, arguments), state
         self._pool: Any = None
         self._client = None
         if dask_scheduler:
@@ -113,10 +113,12 @@ class Processes:
         Raises:
             UserError: If a worker process was killed or has aborted.
         """
-        run = functools.partial(_run_task, self._state_maker, function)
         if self._pool is None:
-            yield from map(run, tasks)
+            if self._state is None:
+                self._state = _make_state(*self._state_maker)
+            yield from map(functools.partial(function, self._state), tasks)
             return
+        run = functools.partial(_run_task, self._state_maker, function)
         pending: collections.deque[concurrent.futures.Future[Any]] = (
             collections.deque()
         )
@@ -187,9 +189,12 @@ def _run_task(
     function: Callable[[Any, Any], Any],
     task: Any,
 ) -> Any:
-    """Runs a task in this process, which makes a state if it has another."""
-    if _worker.get("maker") != state_maker:
-        make_state, arguments = state_maker
-        _worker["state"] = make_state(*arguments)
-        _worker["maker"] = state_maker
-    return function(_worker["state"], task)
+    return function(_make_state(*state_maker), task)
+
+
+# A worker of Dask outlives a build.
+@functools.lru_cache(maxsize=1)
+def _make_state(
+    make_state: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    return make_state(*arguments)

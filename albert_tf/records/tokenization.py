@@ -144,12 +144,13 @@ class Tokenizer:
         self.kind, self.do_lower_case = _find_kind(
             model_file, content, do_lower_case
         )
-        are_bytes = self._model.is_byte(list(range(self.vocab_size)))
         self.words = WordBoundaries(
             self._pieces,
-            [
-                int(piece[1:-1], 16) if is_byte else -1
-                for piece, is_byte in zip(self._pieces, are_bytes, strict=True)
+            [  # by spelling first, since a call takes long
+                int(p[1:-1], 16)
+                if p.startswith("<0x") and self._model.is_byte(i)
+                else -1
+                for i, p in enumerate(self._pieces)
             ],
         )
         if self.kind == GOOGLE_ALBERT:
