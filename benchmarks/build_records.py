@@ -4,19 +4,17 @@ r"""Measure speed and memory of `data_prep.build_tfrecords`.
         --input_file='corpus/*.txt' --spm_model_file=build/spm.model \
         --work_dir=build/benchmark
 
-Prints a Markdown table: speed and peak memory for several values of
-`--dupe_factor` and numbers of processes. CPU time is the sum over all processes
-from text to finished shards, including start-up. It is meaningful on a busy
-machine, too. Of the settings of build_tfrecords, set only `--input_file`,
-`--spm_model_file`, `--max_seq_length` and `--max_predictions_per_seq`; the
-builds use the defaults of the others.
+Prints a Markdown table: speed and peak memory of the largest process for
+several values of `--dupe_factor` and numbers of processes. CPU time is the sum
+over all processes from text to finished shards, including start-up. It is
+meaningful on a busy machine, too. Of the settings of build_tfrecords, set only
+`--input_file`, `--spm_model_file`, `--max_seq_length` and
+`--max_predictions_per_seq`; the builds use the defaults of the others.
 """
 
-import collections
 import dataclasses
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -47,8 +45,7 @@ class Measured(NamedTuple):
     examples: int  # in train/
     wall_s: float
     cpu_s: float
-    peak_bytes: int  # largest resident memory of a worker process
-    main_peak_bytes: int  # of the main process, which reads the text
+    peak_bytes: int  # resident memory of the largest process
 
 
 def main(config: BenchmarkConfig) -> None:
@@ -66,9 +63,9 @@ def main(config: BenchmarkConfig) -> None:
     )
     print(
         "| dupe_factor | processes | examples | wall s | CPU s "
-        "| examples/s per core | speed-up | MB per worker | MB of the reader |"
+        "| examples/s per core | speed-up | peak MB |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for dupe_factor in (1, 10):
         alone = None
         for num_workers in dict.fromkeys((1, cores)):
@@ -79,8 +76,7 @@ def main(config: BenchmarkConfig) -> None:
                 f"| {made.wall_s:.1f} | {made.cpu_s:.1f} "
                 f"| {made.examples / made.cpu_s:,.0f} "
                 f"| {alone.wall_s / made.wall_s:.2f} "
-                f"| {made.peak_bytes / 1e6:.0f} "
-                f"| {made.main_peak_bytes / 1e6:.0f} |",
+                f"| {made.peak_bytes / 1e6:.0f} |",
                 flush=True,
             )
     shutil.rmtree(work)
@@ -108,43 +104,19 @@ def _build(
         f"--dupe_factor={dupe_factor}",
         f"--num_workers={num_workers}",
     ]
-    begin, before = time.monotonic(), os.times()
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        peaks: dict[int, int] = collections.defaultdict(int)
-        while process.poll() is None:
-            for pid in (process.pid, *_children(process.pid)):
-                peaks[pid] = max(peaks[pid], _peak_memory(pid))
-            time.sleep(0.05)
-    wall_s, after = time.monotonic() - begin, os.times()
-    if process.returncode:
+    began = time.monotonic()
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    # Of the process and of its own children.
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.monotonic() - began
+    if status:
         raise RuntimeError(f"{' '.join(command)} failed")
-    main_peak = peaks.pop(process.pid)
     return Measured(
         examples=read_metadata(str(output_dir / TRAIN)).num_examples,
         wall_s=wall_s,
-        cpu_s=sum(after[2:4]) - sum(before[2:4]),  # of child processes
-        peak_bytes=max(peaks.values(), default=main_peak),
-        main_peak_bytes=main_peak,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        peak_bytes=usage.ru_maxrss * 1024,
     )
-
-
-def _children(pid: int) -> list[int]:
-    children = _read_proc(pid, f"task/{pid}/children")
-    return [int(child) for child in children.split()]
-
-
-def _peak_memory(pid: int) -> int:
-    """Largest resident memory of a process so far, in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+)", _read_proc(pid, "status"))
-    return int(found[1]) * 1024 if found else 0
-
-
-def _read_proc(pid: int, name: str) -> str:
-    """A file about a process; "" once the process has ended."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/{name}").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 if __name__ == "__main__":

@@ -92,20 +92,23 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
 
     from albert_tf import config as settings
     from albert_tf.cluster import pjrt
-    from albert_tf.records.features import features_to_read
+    from albert_tf.input.batch_stream import BatchStream
     from albert_tf.training import pjrt_steps, schedules, train_step
     from albert_tf.training.pretraining import Pretraining
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "vocab_size": 400,
-    }
-    sizes |= {"intermediate_size": 64, "num_hidden_layers": 2}
+    model = settings.ModelConfig()
+    if case.is_small:
+        model = settings.ModelConfig(
+            hidden_size=32,
+            num_attention_heads=2,
+            vocab_size=400,
+            intermediate_size=64,
+            num_hidden_layers=2,
+        )
     config = settings.PretrainingConfig(
-        model=settings.ModelConfig(**(sizes if case.is_small else {})),
+        model=model,
         data=settings.DataConfig(
-            input_file=("none",),
+            synthetic_input=True,
             global_batch_size=case.rows,
             max_seq_length=case.length,
             max_predictions_per_seq=case.num_predictions,
@@ -125,8 +128,14 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
     step = tf.Variable(0, dtype=tf.int32, trainable=False)
     state = dataclasses.replace(state, step=step)
     rates = schedules.DropoutRates(case.dropout, case.dropout)
-    features = features_to_read("static", case.packing)
-    batch = _batch(case, config, features)
+    stream = BatchStream(
+        objective.find_training_data(),
+        config.data,
+        seed=0,
+        format_of=objective.record_format,
+    )
+    dataset = stream.open(0)(tf.distribute.InputContext())
+    batch = next(dataset.as_numpy_iterator())
     traced = pjrt.trace(
         pjrt_steps.make_function(state, config, rates, device_type),
         {n: tf.TensorSpec(v.shape, v.dtype) for n, v in batch.items()},
@@ -162,24 +171,6 @@ def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
         for number, value in enumerate(values)
     }
     np.savez_compressed(path.with_suffix(".npz"), **arrays)
-
-
-def _batch(case: Case, config: Any, features: Any) -> dict[str, np.ndarray]:
-    """A batch without padding, of random tokens."""
-    random = np.random.default_rng(0)
-    vocabulary = config.model.vocab_size
-    limits = {"input_ids": vocabulary, "masked_lm_ids": vocabulary}
-    limits["masked_lm_positions"] = case.length
-    batch = {}
-    for feature in features:
-        shape = case.rows, feature.length(config.data)
-        if feature.dtype == "float32" or feature.name == "input_mask":
-            values = np.ones(shape)
-        else:
-            values = random.integers(limits.get(feature.name, 2), size=shape)
-        dtype = np.float32 if feature.dtype == "float32" else np.int32
-        batch[feature.name] = values.astype(dtype)
-    return batch
 
 
 def run(directory: pathlib.Path, peak_tflops: float) -> bool:

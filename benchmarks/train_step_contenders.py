@@ -9,6 +9,7 @@ that it runs in an environment without the packages of the others.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -63,7 +64,7 @@ Step = Callable[[], float]
 def albert_tf(
     work: Work, remat: bool = False, runtime: str = "tensorflow"
 ) -> Step:
-    """The step that `albert_tf.training.train` runs."""
+    """The step of `--remat` and `--runtime`."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
     from albert_tf import config
@@ -114,16 +115,6 @@ def albert_tf(
         )
 
     return lambda: float(step(batch)["loss"])
-
-
-def albert_tf_remat(work: Work) -> Step:
-    """`albert_tf` with `--remat`."""
-    return albert_tf(work, remat=True)
-
-
-def albert_tf_pjrt(work: Work) -> Step:
-    """`albert_tf` with `--runtime=pjrt`."""
-    return albert_tf(work, runtime="pjrt")
 
 
 def keras_hub(work: Work) -> Step:
@@ -196,6 +187,7 @@ def hugging_face(work: Work, compiled: bool = False) -> Step:
 
     On the first GPU, if there is one. Its own loss has logits at all positions;
     here as in the other contenders, only masked positions have logits.
+    `compiled`: by torch.compile.
     """
     import torch
     import transformers
@@ -254,11 +246,6 @@ def hugging_face(work: Work, compiled: bool = False) -> Step:
     return step
 
 
-def hugging_face_compiled(work: Work) -> Step:
-    """`hugging_face` with torch.compile."""
-    return hugging_face(work, compiled=True)
-
-
 def _make_torch_lamb(parameters: list[tuple[str, Any]]) -> Callable[[], None]:
     """LAMB, which PyTorch lacks, with clipping, by multi-tensor operations."""
     import torch
@@ -302,11 +289,12 @@ def _tensorflow(work: Work) -> Any:
 
 
 CONTENDERS: dict[str, Callable[[Work], Step]] = {
-    contender.__name__: contender
-    for contender in (
-        *(albert_tf, albert_tf_pjrt, albert_tf_remat),
-        *(keras_hub, hugging_face, hugging_face_compiled),
-    )
+    "albert_tf": albert_tf,
+    "albert_tf_pjrt": functools.partial(albert_tf, runtime="pjrt"),
+    "albert_tf_remat": functools.partial(albert_tf, remat=True),
+    "keras_hub": keras_hub,
+    "hugging_face": hugging_face,
+    "hugging_face_compiled": functools.partial(hugging_face, compiled=True),
 }
 
 

@@ -66,7 +66,7 @@ class Estimate:
     """A training step on a slice; values are per core unless stated.
 
     All results are None if the program does not compile; those from `cycles`
-    on also if it was compiled quickly.
+    on also if it was compiled quickly. `tpu_compiler.Cost` explains others.
     """
 
     topology: str  # e.g. "v5e:16x16"
@@ -80,11 +80,9 @@ class Estimate:
     model_flops: int  # of the model's formula, without recomputation
     versions: Mapping[str, str]  # of the compiler, JAX and TensorFlow
     error: str = ""  # of the compiler
-    # See `tpu_compiler.Compiled`.
-    peak_bytes: int | None = None
-    argument_bytes: int | None = None
+    peak_bytes: int | None = None  # of HBM, with the arguments
+    argument_bytes: int | None = None  # weights, moments and batch
     flops: float | None = None  # over all micro-batches
-    # See `tpu_compiler.Cost`.
     uncounted_loops: int | None = None
     all_reduce_bytes: int | None = None
     num_all_reduces: int | None = None
@@ -124,9 +122,6 @@ def estimate(
 ) -> Estimate:
     """Compiles the first step of a run for a slice.
 
-    Args:
-        quick: Estimates memory only, in about a quarter of the time.
-
     Raises:
         UserError: If the batch cannot be divided over the slice, or if libtpu
             is missing or does not know the slice.
@@ -143,7 +138,7 @@ def estimate(
     batch_size = per_replica_batch_size(
         "global_batch_size", data.global_batch_size, num_cores, micro_batches
     )
-    found_versions = tpu_compiler.check_installed()
+    installed = tpu_compiler.check_installed()
     devices = tpu_compiler.slice_devices(where)
     flops = flops_per_step(
         config.model, data, config.training.sentence_objective
@@ -152,40 +147,38 @@ def estimate(
         topology=str(where),
         num_chips=where.num_chips,
         num_cores=num_cores,
-        chip_memory_bytes=chip.memory_bytes,
+        chip_memory_bytes=int(chip.memory_gib * GIB),
         batch_size=batch_size // micro_batches,
         gradient_accumulation_steps=micro_batches,
         precision=config.distribution.precision,
         packing=data.packing,
         model_flops=flops // num_cores,
-        versions={**found_versions, "tensorflow": tf.__version__},
+        versions={**installed, "tensorflow": tf.__version__},
     )
     speed = "quick" if quick else "takes minutes"
     logging.info("compiling the training step for %s (%s)", where, speed)
     try:
-        compiled, module = tpu_compiler.compile_step(
-            config, devices, quick=quick
-        )
+        plan, module = tpu_compiler.compile_step(config, devices, quick=quick)
     except tpu_compiler.DoesNotCompileError as error:
         return dataclasses.replace(planned, error=str(error))
     cost = tpu_compiler.program_cost(module)
     all_reduce_s = where.all_reduce_seconds(cost.all_reduce_bytes)
-    results = {**vars(compiled), **vars(cost), "all_reduce_s": all_reduce_s}
+    results = {**plan, **vars(cost), "all_reduce_s": all_reduce_s}
     # The loop over micro-batches holds all but a thousandth of the operations.
     results["flops"] *= micro_batches
     if quick:
         return dataclasses.replace(planned, **results | {"cycles": None})
     step_s = cost.cycles / chip.clock_hz + all_reduce_s
     hours = config.training.num_train_steps * step_s / 3600
+    chip_hours = hours * where.num_chips
     return dataclasses.replace(
         planned,
         **results,
         step_s=step_s,
         mfu=planned.model_flops / step_s / chip.peak_flops,
         days=hours / 24,
-        chip_hours=hours * where.num_chips,
-        dollars=config.distribution.price_per_device_hour
-        * (hours * where.num_chips),
+        chip_hours=chip_hours,
+        dollars=config.distribution.price_per_device_hour * chip_hours,
     )
 
 

@@ -41,15 +41,6 @@ ENVIRONMENT = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """The compiler's plan for a program, for one core."""
-
-    peak_bytes: int  # of HBM, with the arguments
-    argument_bytes: int  # weights, moments and batch
-    flops: float  # loop bodies count once
-
-
 class DoesNotCompileError(Exception):
     """The compiler rejects a program; the message is the compiler's."""
 
@@ -92,16 +83,16 @@ def slice_devices(where: Slice) -> list[Any]:
 
 def compile_step(
     config: PretrainingConfig, devices: list[Any], *, quick: bool = False
-) -> tuple[Compiled, hlo_pb2.HloModuleProto]:
+) -> tuple[dict[str, Any], hlo_pb2.HloModuleProto]:
     """Compiles the first step of a run, with the sums over all devices.
 
     Args:
         devices: From `slice_devices`.
-        quick: Compiles with low effort, in a quarter of the time: memory is
-            right within a few per cent, cycles are meaningless.
+        quick: Compiles with low effort: the cycles are meaningless.
 
     Returns:
-        The plan, and the optimized program.
+        `peak_bytes`, `argument_bytes` and `flops` of `compile_check.Estimate`,
+        where the body of a loop counts once; and the optimized program.
 
     Raises:
         DoesNotCompileError: If the compiler rejects the program, e.g. because
@@ -127,13 +118,13 @@ def compile_step(
     except (UserError, jax.errors.JaxRuntimeError) as error:
         raise DoesNotCompileError(str(error)) from None
     memory = program.memory_analysis()
-    compiled = Compiled(
-        peak_bytes=memory.peak_memory_in_bytes,
-        argument_bytes=memory.argument_size_in_bytes,
-        flops=program.cost_analysis()["flops"],
-    )
+    plan = {
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "flops": program.cost_analysis()["flops"],
+    }
     (optimized,) = program.runtime_executable().hlo_modules()
-    return compiled, hlo_pb2.HloModuleProto.FromString(
+    return plan, hlo_pb2.HloModuleProto.FromString(
         optimized.as_serialized_hlo_module_proto()
     )
 
@@ -145,20 +136,12 @@ _TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a compiled program, or of a part of it.
+    """The cost of a compiled program, or of a part of it."""
 
-    Attributes:
-        cycles: Sum of the compiler's estimates.
-        all_reduce_bytes: Bytes of the results of collectives.
-        num_all_reduces: Number of collectives, counted each time they run.
-        uncounted_loops: Loops whose number of iterations is unknown; their
-            bodies count once.
-    """
-
-    cycles: int = 0
-    all_reduce_bytes: int = 0
-    num_all_reduces: int = 0
-    uncounted_loops: int = 0
+    cycles: int = 0  # by the compiler's estimates
+    all_reduce_bytes: int = 0  # of the results of collectives
+    num_all_reduces: int = 0  # counted each time they run
+    uncounted_loops: int = 0  # of unknown length, whose bodies count once
 
     def plus(self, other: "Cost", times: int = 1) -> "Cost":
         """Adds the cost of a part that runs `times` times."""

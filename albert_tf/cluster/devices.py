@@ -1,10 +1,8 @@
 """Known accelerators, TPU chips and NVIDIA GPUs, and those of this machine.
 
-A device of tf.distribute is one core of a TPU chip. This module finds chips
-without TensorFlow: the import of `tensorflow-tpu` loads libtpu, which sends
-eight queries about the slice to the metadata server of the machine, with 30
-attempts each. Outside Google Cloud the import takes minutes and finds no TPU.
-The PCI bus shows at once whether there is a chip.
+A device of tf.distribute is one core of a TPU chip. Chips are found on the PCI
+bus, without TensorFlow: outside Google Cloud, the import of `tensorflow-tpu`
+queries the metadata server for minutes.
 """
 
 import dataclasses
@@ -23,7 +21,6 @@ DEVICES = pathlib.Path("/dev")
 
 # Vendor id on the PCI bus, from jax/_src/hardware_utils.py.
 GOOGLE = "0x1ae0"
-PCI_IDS = ("vendor", "device", "subsystem_device")
 
 # Set by Google Kubernetes Engine, not on TPU VMs.
 TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
@@ -34,10 +31,8 @@ class TPUChip:
     """A version of the TPU.
 
     Attributes:
-        pci_id: Device id on the PCI bus, from jax/_src/hardware_utils.py.
         cores: Number of cores of a chip. The two cores of v4 and v5p count
-            as one (megacore); it is not confirmed that TensorFlow does so on
-            v4 (see `chip_of_this_machine`).
+            as one (megacore).
         memory_gib: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
         clock_hz: Clock rate of a core.
@@ -47,14 +42,10 @@ class TPUChip:
             slice tested.
         dimensions: Number of dimensions of the network between chips.
         options: Arguments that make libtpu use the two cores as one.
-        subsystem_id: Subsystem device id on the PCI bus, where two versions
-            have the same `pci_id`; "" otherwise. From tpu_info/device.py of
-            AI-Hypercomputer/cloud-accelerator-diagnostics.
         watts: Mean power of a chip in training, with its part of the host, of
             memory, network and fans; None: not published.
     """
 
-    pci_id: str
     cores: int
     memory_gib: float
     peak_flops: float
@@ -63,13 +54,7 @@ class TPUChip:
     largest: int
     dimensions: int = 2
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    subsystem_id: str = ""
     watts: float | None = None
-
-    @property
-    def memory_bytes(self) -> int:
-        """`memory_gib` in bytes."""
-        return int(self.memory_gib * 2**30)
 
 
 # Sources:
@@ -89,27 +74,28 @@ class TPUChip:
 #   (https://arxiv.org/abs/2204.02311), appendix B.
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
 TPU_CHIPS = {
-    "v2": TPUChip(
-        *("0x0027", 2, 7.48, 22.5e12, 0.7e9, 248e9, 256),
-        subsystem_id="0x004e",
-        watts=221,
-    ),
-    "v3": TPUChip(
-        *("0x0027", 2, 15.48, 61.5e12, 0.94e9, 328e9, 1024),
-        subsystem_id="0x004f",
-        watts=283,
-    ),
+    "v2": TPUChip(2, 7.48, 22.5e12, 0.7e9, 248e9, 256, watts=221),
+    "v3": TPUChip(2, 15.48, 61.5e12, 0.94e9, 328e9, 1024, watts=283),
     "v4": TPUChip(
-        *("0x005e", 1, 30.75, 275e12, 1.05e9, 268e9, 2048, 3, _MEGACORE),
-        watts=378.5,
+        1, 30.75, 275e12, 1.05e9, 268e9, 2048, 3, _MEGACORE, watts=378.5
     ),
-    "v5e": TPUChip("0x0063", 1, 15.75, 197e12, 1.5e9, 200e9, 256),
-    "v5p": TPUChip("0x0062", 1, 95.74, 459e12, 1.75e9, 600e9, 2048, 3),
-    "v6e": TPUChip("0x006f", 1, 31.25, 918e12, 1.75e9, 400e9, 256),
-    "tpu7x": TPUChip("0x0076", 2, 94.75, 1153.5e12, 2.2e9, 600e9, 2048, 3),
+    "v5e": TPUChip(1, 15.75, 197e12, 1.5e9, 200e9, 256),
+    "v5p": TPUChip(1, 95.74, 459e12, 1.75e9, 600e9, 2048, 3),
+    "v6e": TPUChip(1, 31.25, 918e12, 1.75e9, 400e9, 256),
+    "tpu7x": TPUChip(2, 94.75, 1153.5e12, 2.2e9, 600e9, 2048, 3),
 }
-# Chips that are recognised on the PCI bus but not described in the table.
-_OTHER_PCI_IDS = {"0x0056": "unnamed"}
+# Device ids on the PCI bus, from jax/_src/hardware_utils.py. v2 and v3 differ
+# by the id of the subsystem only: from tpu_info/device.py of
+# AI-Hypercomputer/cloud-accelerator-diagnostics.
+PCI_IDS = {
+    "0x0027 0x004e": "v2",
+    "0x0027 0x004f": "v3",
+    "0x005e": "v4",
+    "0x0062": "v5p",
+    "0x0063": "v5e",
+    "0x006f": "v6e",
+    "0x0076": "tpu7x",
+}
 
 # Names of versions in accelerator types, where they differ from the table.
 TPU_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
@@ -145,47 +131,27 @@ def gpu_peak_and_watts(name: str) -> tuple[float | None, float | None]:
 def find_chips() -> list[str]:
     """The TPU chips of this machine, one entry per chip, e.g. "v5e".
 
-    A chip of several possible versions is "v2 or v3". If the PCI bus shows
-    none, as in some containers, there is an entry "unknown" for each device
-    file of Google's driver.
+    If the PCI bus shows none, as in some containers, there is an entry
+    "unknown" for each device file of Google's driver.
     """
     chips = []
     for directory in sorted(PCI_DEVICES.glob("*")):
         vendor, device, subsystem = (
             path.read_text().strip() if path.exists() else ""
-            for path in map(directory.joinpath, PCI_IDS)
+            for name in ("vendor", "device", "subsystem_device")
+            for path in [directory / name]
         )
-        if vendor != GOOGLE:
-            continue
-        named = [v for v, chip in TPU_CHIPS.items() if chip.pci_id == device]
-        decided = [v for v in named if TPU_CHIPS[v].subsystem_id == subsystem]
-        found = " or ".join(decided or named) or _OTHER_PCI_IDS.get(device)
-        chips += [found] if found else []
+        ids = device, f"{device} {subsystem}"
+        if vendor == GOOGLE:
+            chips += [PCI_IDS[name] for name in ids if name in PCI_IDS]
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 
-def chip_of_this_machine(num_devices: int) -> TPUChip | None:
-    """The chip of this machine; None if there is none, or it is unknown.
-
-    Args:
-        num_devices: Number of devices that TensorFlow has on this machine, or
-            on each host of a slice. On v4, it decides whether a device is a
-            chip or one of its two cores, with half its memory and peak.
-    """
-    chips = find_chips()
-    kind = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
+def chip_of_this_machine() -> TPUChip | None:
+    """The chip of this machine; None if there is none, or it is unknown."""
+    kind = os.environ.get(TYPE_VARIABLE) or next(iter(find_chips()), "")
     version = kind.split("-")[0]  # of v5litepod-16
-    chip = TPU_CHIPS.get(TPU_ALIASES.get(version, version))
-    if chip is not TPU_CHIPS["v4"] or num_devices == len(chips) > 0:
-        return chip
-    if not chips or num_devices != 2 * len(chips):
-        return None
-    return dataclasses.replace(
-        chip,
-        cores=2,
-        memory_gib=chip.memory_gib / 2,
-        peak_flops=chip.peak_flops / 2,
-    )
+    return TPU_CHIPS.get(TPU_ALIASES.get(version, version))
 
 
 def skip_metadata_query_without_chips() -> None:

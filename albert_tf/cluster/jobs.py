@@ -13,7 +13,6 @@ from absl import logging
 
 from albert_tf.errors import RETRY_STATUS, describe_end
 
-PROGRESS_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 # A job fails when it has ended this number of times with RETRY_STATUS without a
@@ -90,7 +89,6 @@ class Jobs:
         Returns when all have ended; their status says how.
         """
         waiting, num_forwarded = list(jobs), 0
-        next_report = time.monotonic() + PROGRESS_SECONDS
         with handle_signals(self._on_signal):
             while self._active or (waiting and not self.interrupted):
                 for job in [] if self.interrupted else list(waiting):
@@ -106,9 +104,6 @@ class Jobs:
                         del self._active[job]
                         if self._is_retried(job, process.returncode):
                             waiting.insert(0, job)
-                if time.monotonic() >= next_report:
-                    next_report = time.monotonic() + PROGRESS_SECONDS
-                    self._log_progress(jobs)
 
     def _starts(self, job: Job) -> bool:
         """Starts a job if it can, or fails it if it never can."""
@@ -176,13 +171,3 @@ class Jobs:
         )
         self.interrupted = number
         self._num_requests += 1
-
-    def _log_progress(self, jobs: Sequence[Job]) -> None:
-        finished = sum(job.status == 0 for job in jobs)
-        facts = [f"{finished}/{len(jobs)} finished"]
-        facts += [
-            f"{j.name}: saved step {j.last_saved()}" for j in self._active
-        ]
-        if failed := [job.name for job in jobs if job.status]:
-            facts.append(f"failed: {', '.join(failed)}")
-        logging.info("%s", " | ".join(facts))

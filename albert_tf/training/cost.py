@@ -100,7 +100,7 @@ def describe_devices(
     peak: float | None = None
     watts: float | None = None
     if kind == "TPU":
-        if chip := devices.chip_of_this_machine(per_host):
+        if chip := devices.chip_of_this_machine():
             peak, watts = chip.peak_flops, chip.watts
             number = max(1, number // chip.cores)
     elif kind == "GPU":

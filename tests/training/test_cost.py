@@ -110,9 +110,6 @@ def test_flops_match_the_products_in_the_graph(name):
         ("v99-8", [], None),
         # TPU VMs do not set the variable of Google Kubernetes Engine.
         (None, ["v5e"] * 4, 2 * 197),
-        # Two devices of v4 are two cores or two chips.
-        (None, ["v4"], 275),
-        (None, ["v4"] * 2, 2 * 275),
     ],
 )
 def test_the_peak_of_a_tpu_is_that_of_its_type_or_chips(
@@ -128,4 +125,4 @@ def test_the_peak_of_a_tpu_is_that_of_its_type_or_chips(
     assert peak == (teraflops and teraflops * 1e12)
     # People pay for chips; two devices are one chip of v3.
     found, _ = cost.describe_devices(strategy)
-    assert found["number"] == (1 if kind == "v3-8" or chips == ["v4"] else 2)
+    assert found["number"] == (1 if kind == "v3-8" else 2)
