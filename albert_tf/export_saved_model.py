@@ -125,15 +125,11 @@ tokenization and of answers that a caller needs (`serving.json`).
 docs/serving.md shows how to serve the model.
 """
 
-from typing import TYPE_CHECKING
-
 from albert_tf.cluster import versions
 from albert_tf.config import ExportConfig, FinetuningConfig, flags
 from albert_tf.config.task import CLASSIFICATION
 from albert_tf.errors import UserError
-
-if TYPE_CHECKING:
-    from albert_tf.serving.litert import Text
+from albert_tf.serving.verification import Text
 
 
 def main(config: ExportConfig) -> None:
@@ -147,17 +143,15 @@ def main(config: ExportConfig) -> None:
         return
     from albert_tf.serving.export import export
 
-    texts = read_texts(config) if config.text_file else []
-    export(config, [text.first for text in texts])
+    export(config, read_texts(config) if config.text_file else [])
 
 
-def read_texts(config: ExportConfig) -> "list[Text]":
+def read_texts(config: ExportConfig) -> list[Text]:
     """The texts of `text_file`, with labels if it is a file of examples."""
     from albert_tf.finetuning.examples import read_examples, read_text
     from albert_tf.finetuning.run import task_of_run
     from albert_tf.finetuning.tasks import DEV, find_task
     from albert_tf.runs.directory import load_config
-    from albert_tf.serving.litert import Text
 
     path, run = config.text_file, load_config(config.run_dir)
     texts: list[Text] = []

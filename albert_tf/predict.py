@@ -51,7 +51,9 @@ writes to --output_file, a JSON object for each: the row and its answer. Rows of
 a .txt file are its lines. Rows of .jsonl, .json, .csv and .tsv files have
 columns with the names of the flags, and others, which are kept; --question and
 --choice hold for rows without such a column. A bad row is refused before the
-first prediction. The output file appears when it is complete.
+first prediction; then the file is read again, a part at a time, and progress is
+shown. Memory is bounded, but for a JSON array. The output file appears when it
+is complete.
 
     --input_file=reviews.csv --output_file=answers.jsonl
     {"id": "17", "text": "A film to remember.", "label": "positive",
@@ -68,6 +70,7 @@ still needs --saved_model_dir, a copy of the export:
       --text='Paris is the [MASK] of France.'
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +81,7 @@ from tqdm import tqdm
 from albert_tf.cluster import versions
 from albert_tf.config import PredictConfig, TextsConfig, flags
 from albert_tf.errors import UserError
-from albert_tf.finetuning.examples import read_rows, read_text
+from albert_tf.finetuning.examples import read_lines, read_rows
 from albert_tf.io.files import atomic_write
 from albert_tf.serving.predict import (
     Client,
@@ -91,8 +94,7 @@ from albert_tf.serving.predict import (
     rows_of,
 )
 
-# Rows that are sorted by length and answered at a time: it bounds the memory
-# of their answers.
+# Rows that are sorted by length and answered at a time, which bounds memory.
 _NUM_ROWS = 1024
 
 _Row: TypeAlias = tuple[dict[str, Any], Row]  # as read; what the model takes
@@ -113,30 +115,27 @@ def main(config: PredictConfig) -> None:
         print_responses(client, config, config.saved_model_dir)
         return
     signatures = client.list_signatures()
-    rows = list(_read(config, *columns_of(signatures)))
+    columns = columns_of(signatures)
+    num_rows = sum(1 for _ in _read(config, *columns))  # refuses a bad row
 
     def answer() -> Iterator[str]:
-        for part in _in_parts(rows):
-            texts = [texts for _, texts in part]
-            answers = answer_rows(
-                client, signatures, texts, config.saved_model_dir
-            )
-            for (row, _), answer in zip(part, answers, strict=True):
-                yield json.dumps({**row, **answer}, ensure_ascii=False) + "\n"
+        rows = _read(config, *columns)
+        with tqdm(total=num_rows, unit="row", mininterval=1.0) as progress:
+            while part := list(itertools.islice(rows, _NUM_ROWS)):
+                texts = [texts for _, texts in part]
+                answers = answer_rows(
+                    client, signatures, texts, config.saved_model_dir
+                )
+                for (row, _), found in zip(part, answers, strict=True):
+                    line = json.dumps({**row, **found}, ensure_ascii=False)
+                    yield f"{line}\n"
+                progress.update(len(part))
 
     if config.output_file:
         with atomic_write(config.output_file) as file:
-            file.writelines(line.encode() for line in answer())
+            file.writelines(map(str.encode, answer()))
     else:
         sys.stdout.writelines(answer())
-
-
-def _in_parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    """Cuts rows into parts, and shows progress."""
-    with tqdm(total=len(rows), unit="row", mininterval=1.0) as progress:
-        for begin in range(0, len(rows), _NUM_ROWS):
-            yield rows[begin : begin + _NUM_ROWS]
-            progress.update(len(rows[begin : begin + _NUM_ROWS]))
 
 
 def _read(
@@ -145,7 +144,7 @@ def _read(
     """Reads the file; `needs` and `may_have` are the texts of the model."""
     path = config.input_file
     is_text = path.endswith(".txt")
-    found = _read_lines(path) if is_text else read_rows(path, "--input_file")
+    found = _read_plain(path) if is_text else read_rows(path, "--input_file")
     defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
     for default in defaults:
         del default["text"]
@@ -168,8 +167,8 @@ def _read(
         raise UserError(f"{path} must have rows", received="none")
 
 
-def _read_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+def _read_plain(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             yield f"line {number}", {"text": line.removesuffix("\r")}
 

@@ -20,6 +20,7 @@ A file of words and tags has a word, first, and its tag, last, in each line, as
 in CoNLL; an empty line ends a text.
 """
 
+import codecs
 import collections
 import contextlib
 import csv
@@ -30,6 +31,7 @@ import json
 import math
 import posixpath
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -71,6 +73,8 @@ _SQUAD_FORMAT = (
 
 # A file with a larger fraction of malformed rows has another layout.
 _MAX_MALFORMED = 0.1
+
+_BLOCK_SIZE = 1 << 20  # bytes of a file to read at once
 
 # JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -369,16 +373,20 @@ def _check_rows(
     return kept
 
 
-def read_text(path: str) -> str:
-    """The content of a UTF-8 file, without a byte order mark.
+def read_lines(path: str) -> Iterator[str]:
+    """The lines of a UTF-8 file, without line feed and byte order mark.
 
     Raises:
         UserError: If the file is missing or is not UTF-8.
     """
+    rest = ""
     try:
         with files.open_existing(path, "rb") as file:
-            content: bytes = file.read()
-        return content.decode("utf-8-sig")
+            blocks = iter(lambda: file.read(_BLOCK_SIZE), b"")
+            for text in codecs.iterdecode(blocks, "utf-8-sig"):
+                *lines, rest = (rest + text).split("\n")
+                yield from lines
+            yield rest
     except OSError as error:
         raise UserError(
             f"{path} must be a readable file", received=error.strerror
@@ -387,19 +395,28 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
+def read_text(path: str) -> str:
+    """The content of a file; see `read_lines`."""
+    return "\n".join(read_lines(path))
+
+
 def _read_table(path: str, header: Sequence[str], may_quote: bool) -> _Found:
     """Reads a TSV or CSV file; () if its first line is the header.
 
     Args:
         may_quote: Whether a TSV file may have the quotes of CSV.
     """
-    lines = list(_read_csv(path) if path.endswith(".csv") else _read_tsv(path))
-    if may_quote and not path.endswith(".csv") and '""' in read_text(path):
-        with contextlib.suppress(UserError):
-            quoted = list(_read_csv(path, "\t"))
-            if len({len(fields) for _, fields in quoted}) == 1:
-                logging.info("%s is read with the quotes of CSV", path)
-                lines = quoted
+    if path.endswith(".csv"):
+        lines = _read_csv(path)
+    elif may_quote and _has_quotes(path):
+        logging.info("%s is read with the quotes of CSV", path)
+        lines = _read_csv(path, "\t")
+    else:
+        lines = (
+            (number, line.removesuffix("\r").split("\t"))
+            for number, line in enumerate(read_lines(path), 1)
+            if line.removesuffix("\r")
+        )
     for number, fields in lines:
         if not header:
             header = fields
@@ -417,25 +434,29 @@ def _read_table(path: str, header: Sequence[str], may_quote: bool) -> _Found:
         yield f"line {number}", values
 
 
-def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each row, after the number of its line."""
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if fields := line.removesuffix("\r"):
-            yield number, fields.split("\t")
+def _has_quotes(path: str) -> bool:
+    """Whether a TSV file has quotes that are doubled, and is read with them."""
+    if not any('""' in line for line in read_lines(path)):
+        return False
+    try:
+        return len({len(fields) for _, fields in _read_csv(path, "\t")}) == 1
+    except UserError:
+        return False
 
 
 def _read_csv(
     path: str, delimiter: str = ","
 ) -> Iterator[tuple[int, list[str]]]:
     """The fields of each row, after the number of its first line."""
-    text = read_text(path)
     # By default, a field of more than 131,072 characters is an error.
-    csv.field_size_limit(max(len(text), csv.field_size_limit()))
-    # Strict: otherwise, an unclosed quotation mark takes the rest of the file
-    # for one field. newline="": fields may have line breaks.
-    reader = csv.reader(
-        io.StringIO(text, newline=""), strict=True, delimiter=delimiter
+    csv.field_size_limit(sys.maxsize)
+    # newline="": fields may have line breaks; a carriage return ends a line.
+    lines = itertools.chain.from_iterable(
+        io.StringIO(f"{line}\n", newline="") for line in read_lines(path)
     )
+    # Strict: otherwise, an unclosed quotation mark takes the rest of the file
+    # for one field.
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     first_line = 1
     try:
         for fields in reader:
@@ -453,7 +474,8 @@ def _read_csv(
 def _read_conll(path: str, columns: Columns) -> _Found:
     """Reads words and tags, the first and the last column of a text's lines."""
     text: list[list[str]] = []
-    for number, line in enumerate(f"{read_text(path)}\n".split("\n"), 1):
+    lines = itertools.chain(read_lines(path), [""])
+    for number, line in enumerate(lines, 1):
         fields = re.split("[ \t]+", line.strip(" \t\r"))
         if fields[0] not in ("", "-DOCSTART-"):
             text.append(fields)
@@ -471,15 +493,15 @@ def _read_conll(path: str, columns: Columns) -> _Found:
 
 def _read_json(path: str) -> _Found:
     """Reads JSON lines, or one array of objects."""
-    text = read_text(path)
-    if text.lstrip().startswith("["):
+    first = next(filter(str.strip, read_lines(path)), "")
+    if first.lstrip().startswith("["):
         with _format_of(path, "with an array of objects"):
-            rows = json.loads(text, object_pairs_hook=_once)
+            rows = json.loads(read_text(path), object_pairs_hook=_once)
         for number, values in enumerate(rows):
             is_row = isinstance(values, dict)
             yield f"row {number}", values if is_row else f"{values!r:.40}"
         return
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             try:
                 values = json.loads(line, object_pairs_hook=_once)
@@ -545,7 +567,7 @@ def _read_race(directory: str) -> _Found:
             "these contain middle and high, which contain the files.",
         )
     for path in paths:
-        for line in filter(str.strip, read_text(path).split("\n")):
+        for line in filter(str.strip, read_lines(path)):
             with _format_of(path, "of RACE"):
                 passage = json.loads(line)
                 names = ("questions", "options", "answers")

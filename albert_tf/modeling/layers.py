@@ -192,7 +192,7 @@ class Embeddings(keras.layers.Layer):
         normed = self.layer_norm(embedded)
         return dropout.hidden_masks(site, target).apply(normed)
 
-    # `serving.litert` replaces these two, to read rows of int8.
+    # `serving` replaces these two, to read rows of int8.
     def look_up(self, input_ids: tf.Tensor) -> tf.Tensor:
         """The word embeddings of tokens: float32, `(batch, length, E)`."""
         return tf.gather(self.word_embeddings, input_ids)

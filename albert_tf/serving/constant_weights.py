@@ -10,7 +10,7 @@ tokens, however different their lengths are.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -53,7 +53,7 @@ def make_constant(
         del variables[id(variable)]
     is_float32 = precision == "float32"
     dtype = tf.float32 if is_float32 else tf.bfloat16
-    layers = list(model._flatten_layers())
+    layers = list(_list_layers(model))
     constant: Any = ConstantEncoder(backbone.encoder, dtype)
     backbone.encoder = constant
     stored = dict(variables.values())
@@ -61,11 +61,32 @@ def make_constant(
         for name, value in list(vars(layer).items()):
             if isinstance(value, keras.Variable) and _is_large(value):
                 stored.pop(value.path, None)
-                matrix = Int8Matrix(value.numpy(), 0 if name == "kernel" else 1)
-                stored[f"{value.path}/int8"] = matrix.rounded
-                stored[f"{value.path}/scales"] = matrix.scales
-                object.__setattr__(layer, name, matrix)
+                axis = 0 if name == "kernel" else 1
+                rounded, scales = (
+                    tf.Variable(part, trainable=False)
+                    for part in round_to_int8(value.numpy(), axis)
+                )
+                stored[f"{value.path}/int8"] = rounded
+                stored[f"{value.path}/scales"] = scales
+                object.__setattr__(layer, name, Int8Matrix(rounded, scales))
+    embeddings = backbone.embeddings
+    if isinstance(words := embeddings.word_embeddings, Int8Matrix):
+        embeddings.look_up = words.rows
+    if isinstance(positions := embeddings.position_embeddings, Int8Matrix):
+        embeddings.first_positions = positions.first_rows
     return stored
+
+
+def _list_layers(part: Any) -> Iterator[keras.Layer]:
+    """A layer and those in it; a layer that is shared, more than once."""
+    parts: Iterable[Any] = ()
+    if isinstance(part, keras.Layer):
+        yield part
+        parts = vars(part).values()
+    elif isinstance(part, list | tuple):
+        parts = part
+    for inner in parts:
+        yield from _list_layers(inner)
 
 
 def _is_large(variable: keras.Variable) -> bool:
@@ -83,28 +104,26 @@ def round_to_int8(
 
 
 class Int8Matrix:
-    """A matrix as int8, with a scale for each row or column, read as float32.
+    """A matrix as int8, read as float32.
 
     Args:
-        axis: That of the values of a scale: 0 of columns, 1 of rows.
+        rounded, scales: As `round_to_int8` returns them, or variables of them.
     """
 
-    def __init__(self, values: np.ndarray, axis: int) -> None:
-        rounded, scales = round_to_int8(values, axis)
-        self.shape = tf.TensorShape(values.shape)  # einsum reads it
-        self.rounded = tf.Variable(rounded, trainable=False)
-        self.scales = tf.Variable(scales, trainable=False)
+    def __init__(self, rounded: Any, scales: Any) -> None:
+        self.shape = tf.TensorShape(rounded.shape)  # einsum reads it
+        self.rounded, self.scales = rounded, scales
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
         return tf.cast(self.rounded, tf.float32) * self.scales
 
-    def __getitem__(self, rows: slice) -> tf.Tensor:
-        return tf.cast(self.rounded[rows], tf.float32) * self.scales[rows]
-
-    def sparse_read(self, ids: tf.Tensor, name: Any = None) -> tf.Tensor:
-        """Rows; `tf.gather` calls it, as it does for variables."""
+    def rows(self, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of a matrix that has a scale for each."""
         rows = tf.cast(tf.gather(self.rounded, ids), tf.float32)
         return rows * tf.gather(self.scales, ids)
+
+    def first_rows(self, length: int | tf.Tensor) -> tf.Tensor:
+        return self.rows(tf.range(length))
 
 
 class ConstantEncoder:

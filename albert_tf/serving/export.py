@@ -17,8 +17,10 @@ from albert_tf.config import (
     ExportConfig,
     FinetuningConfig,
     PretrainingConfig,
+    TaskHeadConfig,
 )
 from albert_tf.config.task import (
+    CLASSIFICATION,
     EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
@@ -47,7 +49,7 @@ from albert_tf.runs.directory import (
     load_run,
     null_threshold,
 )
-from albert_tf.serving import predict, verification
+from albert_tf.serving import predict
 from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.text_tokenizer import (
     PackedTexts,
@@ -56,6 +58,14 @@ from albert_tf.serving.text_tokenizer import (
     join,
     pack,
 )
+from albert_tf.serving.verification import (
+    Text,
+    compare,
+    make_samples,
+    run_all,
+)
+
+_VERIFIED_BATCH = 8  # texts of different lengths, so that there is padding
 
 Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
 Outputs = dict[str, tf.Tensor]
@@ -66,7 +76,7 @@ Answer = Callable[..., Outputs]
 _OF_VOCABULARY = ("vocabulary_kind", "do_lower_case", "vocabulary_sha256")
 
 
-def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
+def export(config: ExportConfig, texts: Sequence[Text] = ()) -> None:
     """Exports a run; `export_dir` appears only when it is complete.
 
     Args:
@@ -85,7 +95,7 @@ def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
     logging.info("exported step %d to %s", step, export_dir)
 
 
-def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
+def _export(config: ExportConfig, directory: str, texts: Sequence[Text]) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
     is_constant = bool(config.precision or config.weights)
     if is_constant:  # compared with float32, on text that is tokenized
@@ -119,19 +129,33 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
     else:
         assert tokenizer is not None
         predict.warn_of_slow_products(config.precision)
-        batches = list(verification.make_batches(run, tokenizer, texts))
-        plain = make()
-        expected = [plain[b.signature](*b.inputs.values()) for b in batches]
+        samples = make_samples(run, tokenizer, texts, _VERIFIED_BATCH)
+        is_masked = isinstance(model, AlbertPretrainer)
+        signature = "fill_mask" if is_masked else "serving_default"
+        plain = make()[signature]
+        expected, _ = run_all(lambda **ids: plain(*ids.values()), samples)
         precision = config.precision or "float32"
         module.model_variables = make_constant(model, precision, config.weights)
         tf.saved_model.save(module, directory, signatures=make())
-        served = tf.saved_model.load(directory).signatures
-        found = [served[b.signature](**b.inputs) for b in batches]
-        name = f"{precision} products and {config.weights or 'their'} weights"
+        served = tf.saved_model.load(directory).signatures[signature]
+        found, _ = run_all(
+            lambda **ids: served(**{k: tf.constant(v) for k, v in ids.items()}),
+            samples,
+        )
+        compared = compare(
+            f"a model with {precision} products and {config.weights or 'their'}"
+            " weights",
+            samples,
+            expected,
+            found,
+            is_exact=precision == "float32" and not config.weights,
+            remedy="Export without these settings, or with weights that are "
+            "finite and trained.",
+        )
         loaded.serving.update(
             precision=precision,
             weights=config.weights,
-            verified=verification.compare(name, batches, expected, found),
+            verified={"batches": len(samples), **compared._asdict()},
         )
     write_assets(loaded, posixpath.join(directory, predict.ASSETS_DIR))
     return loaded.step
@@ -497,6 +521,16 @@ def _find_masks(
 # --- fine-tuned models -------------------------------------------------------
 
 
+def answer_numbers(head: TaskHeadConfig, outputs: Outputs) -> Outputs:
+    """The answers of a fine-tuned model as numbers: spans, values, classes."""
+    if head.kind == QUESTION_ANSWERING:
+        return dict(outputs)
+    if head.kind == REGRESSION:
+        return {"value": outputs["logits"][:, 0]}
+    normalize = tf.sigmoid if head.kind == MULTI_LABEL else tf.nn.softmax
+    return {"probabilities": normalize(outputs["logits"])}
+
+
 def make_task_signatures(
     model: AlbertForTask,
     run: FinetuningConfig,
@@ -537,20 +571,14 @@ def make_task_signatures(
         return _tag_signatures(forward, head.labels, length, tokenizer)
 
     def answer(*packed: tf.Tensor) -> Outputs:
-        logits = forward(*packed)["logits"]
-        if head.kind == REGRESSION:
-            return {"value": logits[:, 0]}
+        outputs = forward(*packed)
+        answers, logits = answer_numbers(head, outputs), outputs["logits"]
         labels = tf.constant(head.labels)
-        if head.kind == MULTI_LABEL:
-            return {
-                "labels": tf.broadcast_to(labels, tf.shape(logits)),
-                "probabilities": tf.sigmoid(logits),
-            }
-        return {
-            "label": tf.gather(labels, tf.argmax(logits, axis=-1)),
-            "labels": tf.broadcast_to(labels, tf.shape(logits)),
-            "probabilities": tf.nn.softmax(logits),
-        }
+        if head.kind == CLASSIFICATION:
+            answers["label"] = tf.gather(labels, tf.argmax(logits, axis=-1))
+        if head.labels:
+            answers["labels"] = tf.broadcast_to(labels, tf.shape(logits))
+        return answers
 
     name = "predict_value" if head.kind == REGRESSION else "classify"
     from_ids = _signature(answer, _PACKED)

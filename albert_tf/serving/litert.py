@@ -9,9 +9,7 @@ import contextlib
 import importlib
 import math
 import posixpath
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,69 +19,38 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import ExportConfig, TaskHeadConfig
-from albert_tf.config.task import (
-    EMBEDDING,
-    MULTI_LABEL,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    REGRESSION,
-)
+from albert_tf.config.task import EMBEDDING, MULTIPLE_CHOICE
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import new_directory, write_bytes, write_text
 from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertForTask
-from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.serving import predict
-from albert_tf.serving.constant_weights import round_to_int8
-from albert_tf.serving.export import LoadedRun, depth, load, write_assets
+from albert_tf.serving.constant_weights import Int8Matrix, round_to_int8
+from albert_tf.serving.export import (
+    LoadedRun,
+    answer_numbers,
+    depth,
+    load,
+    write_assets,
+)
 from albert_tf.serving.text_tokenizer import PackedTexts
-from albert_tf.serving.verification import make_inputs
+from albert_tf.serving.verification import (
+    Arrays,
+    Comparison,
+    Sample,
+    Text,
+    compare,
+    make_samples,
+    run_all,
+)
 
 CARD_FILE = "README.md"
 
-_MASKED = 0.15  # of the tokens of a text, as in pretraining
-_MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
 _MAX_CALIBRATION = 100  # texts that give the ranges of int8
 _THREADS = (1, 2)
 
-# Of a float32 model, the largest difference of an output to that of TensorFlow,
-# relative to the largest value. Of other models, the smallest fraction of
-# answers that equal those of TensorFlow.
-_TOLERANCE = 1e-3
-_LEAST_AGREEMENT = 0.5
-
-# Outputs whose largest entry is an answer.
-_ANSWERS = {"log_probabilities", "probabilities", "start_logits", "end_logits"}
-
-Arrays = dict[str, np.ndarray]
 Program = Callable[..., Any]
-
-
-class Text(NamedTuple):
-    """A text to verify models on.
-
-    Attributes:
-        second: The second text of a pair; None takes the next text.
-        label: Number of the class; None if unknown.
-    """
-
-    first: str
-    second: str | None = None
-    label: int | None = None
-
-
-class Sample(NamedTuple):
-    """A text as a model takes it.
-
-    Attributes:
-        inputs: int32 arrays by the name of the input.
-        labels: int, `(answers,)`: the ids of masked tokens, or the class;
-            empty if unknown.
-    """
-
-    inputs: Arrays
-    labels: np.ndarray
 
 
 class Row(NamedTuple):
@@ -93,9 +60,7 @@ class Row(NamedTuple):
         size: Bytes of the file; 0 in TensorFlow.
         times_ms: Median wall time of a text, with one and with two threads; in
             TensorFlow, with those of the process.
-        difference: Largest difference of an output to that in TensorFlow.
-        agreement: Fraction of answers that equal those in TensorFlow; NaN of
-            models that return a value.
+        compared: With the model in TensorFlow.
         score: Masked-LM loss in nats, or accuracy; NaN without labels.
     """
 
@@ -103,8 +68,7 @@ class Row(NamedTuple):
     layers: int
     size: int
     times_ms: list[float]
-    difference: float
-    agreement: float
+    compared: Comparison
     score: float
 
 
@@ -127,8 +91,9 @@ def export(config: ExportConfig, texts: Sequence[Text]) -> None:
             changes = depth(config, index)
             run = load(config, precision="float32", **changes)
             if not index:
-                tf.io.gfile.makedirs(partial)
-                write_assets(_with_labels(run), partial)
+                if head := _head(run):
+                    run.serving["labels"] = list(head.labels)
+                write_assets(run, partial)
             for row, content in _convert_all(config, run, texts):
                 rows.append(row)
                 name = row.name
@@ -160,19 +125,13 @@ def _import_runtime(module: str) -> Any:
         ) from None
 
 
-def _with_labels(run: LoadedRun) -> LoadedRun:
-    """Adds the names of the classes to what a client is told."""
-    head = _head(run)
-    labels = {"labels": list(head.labels)} if head else {}
-    return run._replace(serving=run.serving | labels)
-
-
 def _convert_all(
     config: ExportConfig, run: LoadedRun, texts: Sequence[Text]
 ) -> Iterator[tuple[Row, bytes]]:
     """The model in TensorFlow, then the converted models, verified."""
     length = run.run.data.max_seq_length
-    samples = [_make_sample(run, texts, i) for i in range(len(texts))]
+    assert run.tokenizer is not None
+    samples = make_samples(run.run, run.tokenizer, texts)
     fixed_length = length if config.fixed_length else None
     if fixed_length:
         lengths = dict.fromkeys((*PackedTexts._fields, "p_mask"), length)
@@ -181,14 +140,11 @@ def _convert_all(
             for sample in samples
         ]
     program = _make_program(run, fixed_length)
-
-    def in_tensorflow(**inputs: np.ndarray) -> Arrays:
-        return {k: v.numpy() for k, v in program(*inputs.values()).items()}
-
     layers = run.run.model.num_hidden_layers
-    expected, time_ms = _run(in_tensorflow, samples)
+    expected, time_ms = run_all(lambda **ids: program(*ids.values()), samples)
     score = _score(expected, samples)
-    yield Row("TensorFlow", layers, 0, [time_ms], 0.0, 1.0, score), b""
+    same = Comparison(0.0, 1.0)
+    yield Row("TensorFlow", layers, 0, [time_ms], same, score), b""
     for quantize in config.quantize:
         content = _convert(run, fixed_length, quantize, samples)
         times_ms = []
@@ -196,50 +152,35 @@ def _convert_all(
             interpreter = _import_runtime("interpreter").Interpreter(
                 model_content=content, num_threads=num_threads
             )
-            found, time_ms = _run(interpreter.get_signature_runner(), samples)
+            runner = interpreter.get_signature_runner()
+            found, time_ms = run_all(runner, samples)
             times_ms.append(time_ms)
-        row = Row(
-            *(quantize, layers, len(content), times_ms),
-            *_compare(expected, found),
-            _score(found, samples),
+        compared = compare(
+            f"the model of {layers} layers converted to {quantize}",
+            samples,
+            expected,
+            found,
+            is_exact=quantize == "none",
+            remedy="Choose another --quantize; dynamic_int8 is more exact than "
+            "int8, and float16 than both.",
         )
-        _verify(row, expected)
+        score = _score(found, samples)
+        row = Row(quantize, layers, len(content), times_ms, compared, score)
         logging.info("%s", row)
         yield row, content
 
 
-# --- samples -----------------------------------------------------------------
-
-
-def _make_sample(run: LoadedRun, texts: Sequence[Text], index: int) -> Sample:
-    """The inputs of a text, and what the model should answer."""
-    assert run.tokenizer is not None
-    text, head = texts[index], _head(run)
-    others = [
-        [texts[(index + number) % len(texts)].first]
-        for number in range(1, (head.num_choices if head else 0) + 2)
-    ]
-    if text.second is not None:
-        others[0] = [text.second]
-    inputs = make_inputs(run.run, run.tokenizer, [text.first], others)
-    if head is None:
-        return _mask(inputs, np.random.default_rng(index))
-    labels = [] if text.label is None else [text.label]
-    return Sample(inputs, np.array(labels, np.int64))
-
-
-def _mask(inputs: Arrays, rng: np.random.Generator) -> Sample:
-    """Masks tokens of a text."""
-    ids = inputs["input_ids"].copy()
-    ordinary = np.flatnonzero(~np.isin(ids[0], (CLS_ID, SEP_ID)))
-    if not len(ordinary):
-        ordinary = np.array([0])
-    count = min(max(1, round(_MASKED * len(ordinary))), _MAX_MASKS)
-    positions = np.sort(rng.choice(ordinary, count, replace=False))
-    labels = ids[0, positions].copy()
-    ids[0, positions] = MASK_ID
-    masked = {"masked_lm_positions": positions[np.newaxis].astype(np.int32)}
-    return Sample(inputs | {"input_ids": ids} | masked, labels)
+def _score(found: Sequence[Arrays], samples: Sequence[Sample]) -> float:
+    """The masked-LM loss of a pretrained model, the accuracy of others."""
+    values: list[float] = []
+    for outputs, (inputs, labels) in zip(found, samples, strict=True):
+        if "masked_lm_positions" in inputs:
+            rows = np.arange(labels.size)
+            values += list(-outputs["log_probabilities"][0, rows, labels[0]])
+        elif labels.size:
+            best = outputs["probabilities"].argmax()
+            values.append(float(best == labels[0, 0]))
+    return float(np.mean(values)) if values else math.nan
 
 
 def _pad(inputs: Arrays, lengths: Mapping[str, int]) -> Arrays:
@@ -281,13 +222,7 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
             return {"embedding": mean_of_tokens(hidden, inputs["input_mask"])}
         if head.kind == MULTIPLE_CHOICE:
             inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
-        outputs = run.model(inputs)
-        if head.kind == QUESTION_ANSWERING:
-            return dict(outputs)
-        if head.kind == REGRESSION:
-            return {"value": outputs["logits"][:, 0]}
-        normalize = tf.sigmoid if head.kind == MULTI_LABEL else tf.nn.softmax
-        return {"probabilities": normalize(outputs["logits"])}
+        return answer_numbers(head, run.model(inputs))
 
     specs = [tf.TensorSpec(v, tf.int32, name=k) for k, v in shapes.items()]
     return tf.function(answer, input_signature=specs, autograph=False)
@@ -319,32 +254,31 @@ def _convertible(model: Any, is_int8: bool) -> Iterator[None]:
     with a scale for each row, the word embeddings are the same bytes as the
     kernel of the masked-LM head.
     """
-    embeddings, blocks = (
-        model.backbone.embeddings,
-        model.backbone.encoder.blocks,
-    )
-    norms = {part.layer_norm for block in blocks for part in block}
+    backbone = model.backbone
+    norms = {b.layer_norm for block in backbone.encoder.blocks for b in block}
     if not isinstance(model, AlbertForTask):
         norms.add(model.masked_lm.layer_norm)
     replaced = [(norm, "call", _not_folded(norm)) for norm in norms]
-    tables = []
+    originals = []
     if is_int8:
-        words = _RoundedTable(embeddings.word_embeddings)
-        positions = _RoundedTable(embeddings.position_embeddings)
-        tables = [words, positions]
-        replaced.append((embeddings, "look_up", words.rows))
-        replaced.append((embeddings, "first_positions", positions.first_rows))
+        layer = backbone.embeddings
+        tables = layer.word_embeddings, layer.position_embeddings
+        originals = [(table, table.numpy()) for table in tables]
+        rounded = [Int8Matrix(*round_to_int8(v, 1)) for _, v in originals]
+        for table, matrix in zip(tables, rounded, strict=True):
+            table.assign(matrix.rounded * matrix.scales)
+        words, positions = rounded
+        replaced.append((layer, "look_up", words.rows))
+        replaced.append((layer, "first_positions", positions.first_rows))
     for layer, name, function in replaced:
         setattr(layer, name, function)
-    for table in tables:
-        table.variable.assign(table.values())
     try:
         yield
     finally:
         for layer, name, _ in replaced:
             delattr(layer, name)
-        for table in tables:
-            table.variable.assign(table.original)
+        for table, values in originals:
+            table.assign(values)
 
 
 def _not_folded(norm: Any) -> Program:
@@ -355,24 +289,6 @@ def _not_folded(norm: Any) -> Program:
         return tf.minimum(call(*values, **arguments), tf.float32.max)
 
     return bounded
-
-
-class _RoundedTable:
-    """A table of embeddings as int8, with a scale for each row."""
-
-    def __init__(self, variable: Any) -> None:
-        self.variable, self.original = variable, variable.numpy()
-        self.rounded, self.scales = round_to_int8(self.original, 1)
-
-    def values(self) -> np.ndarray:
-        return self.rounded * self.scales
-
-    def rows(self, ids: tf.Tensor) -> tf.Tensor:
-        rows = tf.cast(tf.gather(self.rounded, ids), tf.float32)
-        return rows * tf.gather(self.scales, ids)
-
-    def first_rows(self, length: Any) -> tf.Tensor:
-        return self.rows(tf.range(length))
 
 
 def _convert(
@@ -471,72 +387,6 @@ def _share_buffers(content: bytes) -> bytes:
     return bytes(builder.Output())
 
 
-# --- verification ------------------------------------------------------------
-
-
-def _run(
-    call: Program, samples: Sequence[Sample]
-) -> tuple[list[Arrays], float]:
-    """The outputs of all samples, and the median time of one, in ms."""
-    outputs, times = [], []
-    for sample in samples:
-        begin = time.perf_counter()
-        found = call(**sample.inputs)
-        times.append(time.perf_counter() - begin)
-        outputs.append({name: np.array(v) for name, v in found.items()})
-    return outputs, 1000 * statistics.median(times)
-
-
-def _compare(
-    expected: Sequence[Arrays], found: Sequence[Arrays]
-) -> tuple[float, float]:
-    """`Row.difference`, NaN if an output is NaN, and `Row.agreement`."""
-    differences, equal = [], []
-    for one, other in zip(expected, found, strict=True):
-        differences += [
-            np.abs(values - other[name]).max()
-            for name, values in one.items()
-            if values.dtype.kind == "f"
-        ]
-        for name in _ANSWERS & one.keys():
-            same = one[name].argmax(-1) == other[name].argmax(-1)
-            equal += same.ravel().tolist()
-    agreement = float(np.mean(equal)) if equal else math.nan
-    return float(np.max(differences)), agreement
-
-
-def _score(found: Sequence[Arrays], samples: Sequence[Sample]) -> float:
-    """The masked-LM loss of a pretrained model, the accuracy of others."""
-    values: list[float] = []
-    for outputs, (inputs, labels) in zip(found, samples, strict=True):
-        if "masked_lm_positions" in inputs:
-            rows = np.arange(len(labels))
-            values += list(-outputs["log_probabilities"][0, rows, labels])
-        elif len(labels):
-            values.append(float(outputs["probabilities"].argmax() == labels[0]))
-    return float(np.mean(values)) if values else math.nan
-
-
-def _verify(row: Row, expected: Sequence[Arrays]) -> None:
-    """Refuses a converted model that does not answer like its source."""
-    largest = max(np.abs(v).max() for o in expected for v in o.values())
-    fault = ""
-    if not math.isfinite(row.difference):
-        fault = "NaN or infinity in its outputs"
-    elif row.name == "none" and row.difference > _TOLERANCE * max(largest, 1):
-        fault = f"outputs that differ by {row.difference:.2g}"
-    elif row.agreement < _LEAST_AGREEMENT:
-        fault = f"{row.agreement:.1%} equal answers"
-    if fault:
-        raise UserError(
-            f"the model of {row.layers} layers converted to {row.name} must "
-            "answer like the one in TensorFlow",
-            received=fault,
-            remedy="Choose another --quantize; dynamic_int8 is more exact than "
-            "int8, and float16 than both.",
-        )
-
-
 # --- the card ----------------------------------------------------------------
 
 
@@ -558,10 +408,12 @@ def _card(
     ]
     for row in rows:
         times = [f"{ms:.1f}" for ms in row.times_ms] + [""]
+        difference, equal = row.compared
         cells = [
             *(row.name, str(row.layers), f"{row.size:,}" if row.size else ""),
             *times[:2],
-            *(f"{row.difference:.2g}", f"{row.agreement:.1%}"),
+            f"{difference:.2g}",
+            "" if equal is None else f"{equal:.1%}",
             f"{row.score:.3f}" if has_loss else f"{row.score:.1%}",
         ]
         lines.append(f"| {' | '.join(cells)} |".replace("nan%", ""))

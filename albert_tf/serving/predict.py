@@ -209,11 +209,10 @@ def print_responses(
 ) -> None:
     """Prints the predictions of a model for texts; see `albert_tf.predict`."""
     signatures = client.list_signatures()
-    if task := find_task(signatures):
-        for answer in ask(client, task, texts, saved_model_dir):
-            print(json.dumps(answer, ensure_ascii=False))
-        return
-    if texts.question or texts.choice:
+    task = find_task(signatures)
+    if task:
+        _check(task, texts)
+    elif texts.question or texts.choice:
         raise _lacks(
             "question and choice need a fine-tuned model that takes text",
             signatures,
@@ -223,7 +222,9 @@ def print_responses(
     rows = rows_of(texts)
     answers = answer_rows(client, signatures, rows, saved_model_dir)
     for row, answer in zip(rows, answers, strict=True):
-        if texts.text_pair:
+        if task:
+            print(json.dumps(answer, ensure_ascii=False))
+        elif texts.text_pair:
             (name, probability), *_ = answer.items()
             pair = f"{row['text']} | {row['text_pair']}"
             print(f"{probability:.1%} {name.replace('_', ' ')}: {pair}")
@@ -266,75 +267,37 @@ def answer_rows(
         saved_model_dir: The export of the model, for question answering.
 
     Returns:
-        An answer for each row. Of a fine-tuned model: see `ask`. Otherwise, for
-        pairs, the probability of each label of the sentence head; for single
-        texts `masks`, the most probable pieces of each mask and their
-        probabilities, without masks that were cut off.
+        An answer for each row, with these keys. Pretrained model: for pairs,
+        the probability of each label of the sentence head; for single texts
+        `masks`, the most probable pieces of each mask and their probabilities,
+        without masks that were cut off. Classification: `label`, and
+        `probabilities` by label; into several classes, without `label`.
+        Embedding: `embedding` and `normalized_embedding`. Token classification:
+        `words`, `begins` and `ends` in the text, `tags` and their
+        `probabilities`. Regression: `value`. Multiple choice: `choice`,
+        `choice_number` from 0, and `probabilities`, one for each choice.
+        Question answering: `answer`, "" if there is none; `start` and `end`, so
+        that `text[start:end]` is the answer; `score`, `null_score` and
+        `null_odds`.
     """
-    if task := find_task(signatures):
-        return _ask(client, task, rows, saved_model_dir)
-    if "text_pair" in rows[0]:
-        return _judge_order(client, signatures, rows)
-    return _fill_masks(client, signatures, rows)
+    has_pairs = "text_pair" in rows[0]
+    task = find_task(signatures) or _find_pretrained(signatures, has_pairs)
+    if task.signature == "score_spans":
+        pairs = [(row["text"], row["question"]) for row in rows]
+        return list(_answer_questions(client, pairs, saved_model_dir))
+    names = {"choice": "choices"}
+    if "question" in task.needs:
+        names["text"] = "context"
+    inputs = {
+        names.get(name, name): [row[name] for row in rows] for name in rows[0]
+    }
+    suffix = "_pair" if has_pairs else ""
+    outputs = predict_in_parts(client, task.signature + suffix, inputs)
+    return list(_read_answers(outputs))
 
 
 def _lacks(wanted: str, signatures: Sequence[str], remedy: str) -> UserError:
     return UserError(wanted, f"the signatures {', '.join(signatures)}", remedy)
-
-
-# --- pretrained models -------------------------------------------------------
-
-
-def _fill_masks(
-    client: Client, signatures: Sequence[str], rows: Sequence[Row]
-) -> list[dict[str, Any]]:
-    if "fill_mask_text" not in signatures:
-        raise _lacks(
-            "masks can be filled only by a model with text signatures",
-            signatures,
-            "Export the run again without --notext_signatures.",
-        )
-    texts = {"text": [row["text"] for row in rows]}
-    answer = predict_in_parts(client, "fill_mask_text", texts)
-    return [
-        {
-            # Masks of probability 0 pad a text with fewer masks than others.
-            "masks": [
-                dict(zip(*mask, strict=True))
-                for mask in zip(*masks, strict=True)
-                if mask[1][0]
-            ]
-        }
-        for masks in zip(
-            answer["top_pieces"], answer["top_probabilities"], strict=True
-        )
-    ]
-
-
-def _judge_order(
-    client: Client, signatures: Sequence[str], rows: Sequence[Row]
-) -> list[dict[str, Any]]:
-    for sentence in SENTENCE_SIGNATURES.values():
-        name = f"{sentence.name}_text_pair"
-        if name in signatures:
-            break
-    else:
-        raise _lacks(
-            "text_pair needs a model with a sentence head and text signatures",
-            signatures,
-            "Export the run again without --notext_signatures. It must be "
-            "trained with --sentence_objective=sop or nsp.",
-        )
-    texts = {n: [row[n] for row in rows] for n in ("text", "text_pair")}
-    answer = predict_in_parts(client, name, texts)
-    columns = [answer[output] for output in sentence.outputs]
-    return [
-        dict(zip(sentence.outputs, values, strict=True))
-        for values in zip(*columns, strict=True)
-    ]
-
-
-# --- fine-tuned models -------------------------------------------------------
 
 
 class Task(NamedTuple):
@@ -380,48 +343,22 @@ def columns_of(
     return task.needs, task.may_have
 
 
-def ask(
-    client: Client, task: Task, texts: TextsConfig, saved_model_dir: str = ""
-) -> list[dict[str, Any]]:
-    """Asks a fine-tuned model.
-
-    Args:
-        texts: The texts. Each question is asked about each text.
-        saved_model_dir: The export of the model, for question answering.
-
-    Returns:
-        An answer for each text, or for each text and question, in order, with
-        these keys. Classification: `label`, and `probabilities` by label; into
-        several classes, without `label`. Embedding: `embedding` and
-        `normalized_embedding`. Token classification: `words`,
-        `begins` and `ends` in the text, `tags` and their `probabilities`.
-        Regression: `value`. Multiple choice: `choice`, `choice_number` from 0,
-        and `probabilities`, one for each choice. Question answering: `answer`,
-        "" if there is none; `start` and `end`, so that `text[start:end]` is
-        the answer; `score`, `null_score` and `null_odds`.
-
-    Raises:
-        UserError: If a text is missing, or if the task does not take it.
-    """
-    _check(task, texts)
-    return _ask(client, task, rows_of(texts), saved_model_dir)
-
-
-def _ask(
-    client: Client, task: Task, rows: Sequence[Row], saved_model_dir: str
-) -> list[dict[str, Any]]:
-    if task.signature == "score_spans":
-        pairs = [(row["text"], row["question"]) for row in rows]
-        return list(_answer_questions(client, pairs, saved_model_dir))
-    names = {"choice": "choices"}
-    if "question" in task.needs:
-        names["text"] = "context"
-    inputs = {
-        names.get(name, name): [row[name] for row in rows] for name in rows[0]
-    }
-    suffix = "_pair" if "text_pair" in rows[0] else ""
-    outputs = predict_in_parts(client, task.signature + suffix, inputs)
-    return list(_read_answers(outputs))
+def _find_pretrained(signatures: Sequence[str], has_pairs: bool) -> Task:
+    """What a pretrained model does with texts."""
+    remedy = "Export the run again without --notext_signatures."
+    if not has_pairs:
+        if "fill_mask_text" in signatures:
+            return Task("fill_mask_text", "filling masks", ("text",))
+        wanted = "masks can be filled only by a model with text signatures"
+        raise _lacks(wanted, signatures, remedy)
+    for sentence in SENTENCE_SIGNATURES.values():
+        if f"{sentence.name}_text_pair" in signatures:
+            return Task(f"{sentence.name}_text", "", ("text", "text_pair"))
+    raise _lacks(
+        "text_pair needs a model with a sentence head and text signatures",
+        signatures,
+        f"{remedy} It must be trained with --sentence_objective=sop or nsp.",
+    )
 
 
 def _check(task: Task, texts: TextsConfig) -> None:
@@ -453,6 +390,16 @@ def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             answer["probabilities"] = dict(
                 zip(labels, answer["probabilities"], strict=True)
             )
+        if "top_pieces" in answer:
+            # Masks of probability 0 pad a text with fewer masks than others.
+            masks = answer["top_pieces"], answer["top_probabilities"]
+            answer = {
+                "masks": [
+                    dict(zip(pieces, probabilities, strict=True))
+                    for pieces, probabilities in zip(*masks, strict=True)
+                    if probabilities[0]
+                ]
+            }
         if "words" in answer:  # "" pads a text with fewer words than others
             length = sum(map(bool, answer["words"]))
             answer = {name: found[:length] for name, found in answer.items()}

@@ -1,139 +1,197 @@
-"""Compares a model with other weights to that of float32, on real text."""
+"""Compares a converted model with the one in TensorFlow, on real text."""
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
-from absl import logging
 
 from albert_tf.config import FinetuningConfig, PretrainingConfig
 from albert_tf.config.task import MULTIPLE_CHOICE, QUESTION_ANSWERING
 from albert_tf.errors import UserError
-from albert_tf.records.features import MASK_ID
+from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 
-_TEXTS = 8  # of different lengths, so that a batch has padding
-_MASKS = 3  # of a text
+_MASKED = 0.15  # of the tokens of a text, as in pretraining
+_MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
+
+# The largest difference of an output of exact numbers, relative to the largest
+# value. Of others, the smallest fraction of equal answers.
+_TOLERANCE = 1e-3
 _LEAST_AGREEMENT = 0.5
 
+# Outputs whose largest entry is an answer.
+_SCORES = ("log_probabilities", "probabilities", "start_logits", "end_logits")
 
-class Batch(NamedTuple):
-    """Texts as a signature takes them: int32, in its order of inputs."""
-
-    signature: str
-    inputs: dict[str, tf.Tensor]
+Arrays = dict[str, np.ndarray]
 
 
-def make_batches(
-    run: PretrainingConfig, tokenizer: Tokenizer, texts: Sequence[str]
-) -> Iterator[Batch]:
-    """Texts with masks, or the second of a pair is the next text."""
-    signature = "serving_default"
-    for begin in range(0, len(texts), _TEXTS):
-        first = list(texts[begin : begin + _TEXTS])
-        inputs: dict[str, Any] = make_inputs(
-            run, tokenizer, first, [first[1:] + first[:1]]
-        )
-        if not isinstance(run, FinetuningConfig):
-            signature = "fill_mask"
-            inputs["masked_lm_positions"] = _mask(inputs)
-        tensors = {k: tf.constant(v, tf.int32) for k, v in inputs.items()}
-        yield Batch(signature, tensors)
+class Text(NamedTuple):
+    """A text to verify models on.
+
+    Attributes:
+        second: The second text of a pair; None takes the next text.
+        label: Number of the class; None if unknown.
+    """
+
+    first: str
+    second: str | None = None
+    label: int | None = None
 
 
-def make_inputs(
+class Sample(NamedTuple):
+    """Texts as a model takes them.
+
+    Attributes:
+        inputs: int32 arrays by the name of the input.
+        labels: int, `(texts, answers)`: the ids of masked tokens, or the class;
+            no answers if unknown.
+    """
+
+    inputs: Arrays
+    labels: np.ndarray
+
+
+class Comparison(NamedTuple):
+    """How a model answers, beside the one in TensorFlow.
+
+    Attributes:
+        largest_difference: Of a number at a token.
+        equal_answers: Fraction of classes, choices, tags, ends of spans, and
+            best pieces of masks; None of models that have none.
+    """
+
+    largest_difference: float
+    equal_answers: float | None
+
+
+def make_samples(
     run: PretrainingConfig,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
-    others: Sequence[Sequence[str]],
-) -> dict[str, np.ndarray]:
-    """The inputs of the model of a run, int32, `(texts, length)`.
+    texts: Sequence[Text],
+    batch_size: int = 1,
+) -> list[Sample]:
+    """The inputs of the model of a run, and what it should answer.
 
-    Args:
-        others: The second texts, for a model of pairs or questions; for each
-            choice, those of the model, or less, which are repeated.
+    The choices of a text, or the second text of a pair, are the texts after it.
+    Texts have masks for a pretrained model.
     """
     length = run.data.max_seq_length
-    if not isinstance(run, FinetuningConfig):
-        return tokenizer.encode(texts, None, length)._asdict()
-    head = run.head
-    if head.kind == MULTIPLE_CHOICE:
-        choices = itertools.cycle(others)
-        columns = [next(choices) for _ in range(head.num_choices)]
-        chosen = [other for row in zip(*columns, strict=True) for other in row]
-        first = [text for text in texts for _ in columns]
-        rows = tokenizer.encode(first, chosen, length)._asdict()
-        shape = len(texts), len(columns), -1
-        return {k: v.reshape(shape) for k, v in rows.items()}
-    has_pairs = run.task.has_pairs or head.kind == QUESTION_ANSWERING
-    second = others[0] if has_pairs else None
-    inputs = tokenizer.encode(texts, second, length)._asdict()
-    if head.is_beam:
-        inputs["p_mask"] = 1 - inputs["segment_ids"]
-        inputs["p_mask"][:, 0] = 0
-    return inputs
+    head = run.head if isinstance(run, FinetuningConfig) else None
+    samples = []
+    for begin in range(0, len(texts), batch_size):
+        chosen = texts[begin : begin + batch_size]
+        first = [text.first for text in chosen]
+        if head is None:
+            inputs = tokenizer.encode(first, None, length)._asdict()
+            samples.append(_mask(inputs, np.random.default_rng(begin)))
+            continue
+        is_choice = head.kind == MULTIPLE_CHOICE
+        count = head.num_choices if is_choice else 1
+        second: list[str] | None = [
+            texts[(begin + i + number) % len(texts)].first
+            if text.second is None
+            else text.second
+            for i, text in enumerate(chosen)
+            for number in range(1, count + 1)
+        ]
+        if is_choice:
+            first = [text for text in first for _ in range(count)]
+        elif not (run.task.has_pairs or head.kind == QUESTION_ANSWERING):
+            second = None
+        inputs = tokenizer.encode(first, second, length)._asdict()
+        if is_choice:
+            shape = len(chosen), count, -1
+            inputs = {k: v.reshape(shape) for k, v in inputs.items()}
+        if head.is_beam:
+            inputs["p_mask"] = 1 - inputs["segment_ids"]
+            inputs["p_mask"][:, 0] = 0
+        labels = [[t.label] for t in chosen if t.label is not None]
+        samples.append(Sample(inputs, np.array(labels, np.int64)))
+    return samples
 
 
-def _mask(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Masks tokens at positions that it returns, `(batch, masks)`."""
-    ends = inputs["input_mask"].sum(1) - 2
-    positions = np.linspace(np.minimum(1, ends), ends, _MASKS, axis=1)
-    positions = positions.astype(np.int32)
-    np.put_along_axis(inputs["input_ids"], positions, MASK_ID, 1)
-    return positions
+def _mask(inputs: Arrays, rng: np.random.Generator) -> Sample:
+    """Masks as many tokens of each text."""
+    ids = inputs["input_ids"]
+    special = np.isin(ids, (PAD_ID, CLS_ID, SEP_ID))
+    ordinary = [np.flatnonzero(~row) for row in special]
+    ordinary = [found if len(found) else np.array([0]) for found in ordinary]
+    count = min(max(1, round(_MASKED * min(map(len, ordinary)))), _MAX_MASKS)
+    positions = np.sort([rng.choice(o, count, replace=False) for o in ordinary])
+    labels = np.take_along_axis(ids, positions, 1)
+    np.put_along_axis(ids, positions, MASK_ID, 1)
+    masks = {"masked_lm_positions": positions.astype(np.int32)}
+    return Sample(inputs | masks, labels)
+
+
+def run_all(
+    call: Callable[..., Any], samples: Sequence[Sample]
+) -> tuple[list[Arrays], float]:
+    """The outputs of all samples, and the median wall time of one, in ms."""
+    outputs, times = [], []
+    for sample in samples:
+        begin = time.perf_counter()
+        found = call(**sample.inputs)
+        times.append(time.perf_counter() - begin)
+        outputs.append({name: np.array(v) for name, v in found.items()})
+    return outputs, 1000 * statistics.median(times)
 
 
 def compare(
     name: str,
-    batches: Sequence[Batch],
-    expected: Sequence[Mapping[str, tf.Tensor]],
-    found: Sequence[Mapping[str, tf.Tensor]],
-) -> dict[str, float]:
-    """Compares answers, and refuses those that are wrong.
+    samples: Sequence[Sample],
+    expected: Sequence[Arrays],
+    found: Sequence[Arrays],
+    *,
+    is_exact: bool,
+    remedy: str,
+) -> Comparison:
+    """Compares outputs with those in TensorFlow, and refuses wrong ones.
 
     Args:
-        name: What was changed, for the error.
-
-    Returns:
-        Number of batches, largest difference of a number, and the fraction of
-        equal answers: classes, choices, ends of spans, best pieces of masks.
+        name: What the model is, for the error.
+        is_exact: Whether its numbers are float32.
+        remedy: Of a model that is wrong.
     """
-    differences, equal = [0.0], [True]
-    for batch, one, other in zip(batches, expected, found, strict=True):
-        is_token = batch.inputs["input_mask"].numpy() > 0
+    differences, equal, largest = [0.0], [], 1.0
+    for sample, one, other in zip(samples, expected, found, strict=True):
+        is_token = sample.inputs["input_mask"] > 0
         for key in one.keys() - {"labels"}:
-            values, others = one[key].numpy(), other[key].numpy()
+            values, others = one[key], other[key]
+            is_number = values.dtype.kind == "f"
             if key in ("start_logits", "end_logits"):
-                best = [
-                    np.where(is_token, scores, -np.inf).argmax(1)
+                values, others = (
+                    np.where(is_token, scores, -1e9)
                     for scores in (values, others)
-                ]
-                equal += (best[0] == best[1]).tolist()
-            if values.shape[:2] == is_token.shape:
+                )
+            elif values.shape[:2] == is_token.shape:
                 values, others = values[is_token], others[is_token]
-            if values.dtype.kind == "f":
+            if is_number:
                 differences.append(np.abs(values - others).max())
+                largest = max(largest, np.abs(values).max())
+            if key in _SCORES and values.ndim > 1:
+                values, others = values.argmax(-1), others.argmax(-1)
+            elif is_number:
                 continue
-            if key == "top_ids":
+            elif values.ndim > 1:  # the best first
                 values, others = values[..., 0], others[..., 0]
             equal += (values == others).ravel().tolist()
-    difference, agreement = float(np.max(differences)), float(np.mean(equal))
-    if not np.isfinite(difference) or agreement < _LEAST_AGREEMENT:
+    difference = float(np.max(differences))
+    agreement = float(np.mean(equal)) if equal else None
+    fault = ""
+    if not math.isfinite(difference):
+        fault = "NaN or infinity in its outputs"
+    elif is_exact and difference > _TOLERANCE * largest:
+        fault = f"outputs that differ by {difference:.2g}"
+    elif agreement is not None and agreement < _LEAST_AGREEMENT:
+        fault = f"{agreement:.1%} equal answers"
+    if fault:
         raise UserError(
-            f"a model with {name} must answer like that of float32",
-            received=f"a difference of {difference:.2g}, and {agreement:.1%} "
-            "equal answers",
-            remedy="Export without these settings, or with weights that are "
-            "finite and trained.",
+            f"{name} must answer like the model in TensorFlow",
+            received=fault,
+            remedy=remedy,
         )
-    logging.info(
-        "%s: largest difference %.2g, %.1f %% equal answers in %d batches",
-        *(name, difference, 100 * agreement, len(batches)),
-    )
-    return {
-        "batches": len(batches),
-        "largest_difference": difference,
-        "equal_answers": agreement,
-    }
+    return Comparison(difference, agreement)

@@ -7,6 +7,8 @@ import tensorflow as tf
 from albert_tf.config import TaskHeadConfig
 from albert_tf.config.task import QUESTION_ANSWERING
 from albert_tf.finetuning.objective import task_sums
+from tests.helpers import paired_training
+from tests.helpers.random_task import make_task
 
 # Two questions, of which the second has no answer, and one padding record.
 # The first prediction is right; the second has the right start only.
@@ -40,6 +42,24 @@ def test_each_text_is_to_find_its_own_second_text():
     )
     right = (logits.argmax(axis=1) == np.arange(3)).sum()
     assert float(sums["label_correct_sum"]) == right < 3
+
+
+def test_wrong_second_texts_are_those_of_a_micro_batch(tmp_path):
+    """Of each replica: two train as one does with two micro-batches, and not
+    as one with all pairs in a micro-batch."""
+    two = {"strategy": "mirrored", "num_logical_cpus": 2}
+    parts = {"gradient_accumulation_steps": 2}
+    losses = []
+    for i, changes in enumerate((two, parts, {})):
+        task = make_task(
+            TaskHeadConfig("embedding", num_choices=2),
+            tmp_path / str(i),
+            **{"num_train_steps": 10, "global_batch_size": 8} | changes,
+        )
+        losses.append(paired_training.train(*task, ("loss",)).losses)
+    replicas, micro_batches, whole = losses
+    np.testing.assert_allclose(replicas, micro_batches, rtol=1e-4)
+    assert (whole > replicas + 0.1).all()
 
 
 @pytest.mark.parametrize("squad_head", ["plain", "beam"])

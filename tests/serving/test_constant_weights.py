@@ -12,6 +12,7 @@ from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.serving import constant_weights, predict
 from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.export import export
+from albert_tf.serving.verification import Text
 from tests.helpers.exports import SENTENCES, answer_as_served, write_task_run
 
 MODEL = {
@@ -150,14 +151,15 @@ def test_fine_tuned_models_are_stored_as_int8(name, text_file, tmp_path):
             text_file=text_file,
             weights=weights,
         )
-        export(config, SENTENCES)
+        export(config, [Text(sentence) for sentence in SENTENCES])
         files = (directory / "variables").glob("variables.data*")
         sizes[weights] = sum(file.stat().st_size for file in files)
     assert sizes["int8"] < 0.6 * sizes[""]
     path = directory / predict.ASSETS_DIR / predict.SERVING_FILE
     verified = json.loads(path.read_text())["verified"]
     assert 0 < verified["largest_difference"] < 1
-    assert verified["equal_answers"] > 0.5
+    equal = verified["equal_answers"]
+    assert equal is None if name == "embedding" else equal > 0.5
 
 
 def test_a_model_that_answers_otherwise_is_not_written(
@@ -167,11 +169,11 @@ def test_a_model_that_answers_otherwise_is_not_written(
     with pytest.raises(UserError, match="text_file must name real text for pr"):
         ExportConfig(**config, precision="float32")
     monkeypatch.setattr(constant_weights, "LAYER_NORM_EPSILON", float("nan"))
-    message = "float32 products and their weights must answer like.* of nan"
+    message = "float32 products and their weights must.*: NaN or infinity in"
     with pytest.raises(UserError, match=message):
         export(
             ExportConfig(**config, precision="float32", text_file=text_file),
-            SENTENCES,
+            [Text(sentence) for sentence in SENTENCES],
         )
     assert not [*tmp_path.iterdir()]
 

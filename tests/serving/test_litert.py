@@ -293,7 +293,7 @@ def test_a_model_that_answers_otherwise_is_not_written(
     quantize, change, message, run_dir, text_file, tmp_path, monkeypatch
 ):
     """As one does that is converted without its variables."""
-    run, expected = litert._run, []
+    run, expected = litert.run_all, []
 
     def answer(call, samples):
         if not expected:  # in TensorFlow
@@ -307,7 +307,7 @@ def test_a_model_that_answers_otherwise_is_not_written(
             np.put_along_axis(values, worst, changed, -1)
         return outputs, time_ms
 
-    monkeypatch.setattr(litert, "_run", answer)
+    monkeypatch.setattr(litert, "run_all", answer)
     monkeypatch.setattr(litert, "_convert", lambda *_: b"")
     monkeypatch.setattr(litert, "_import_runtime", unittest.mock.MagicMock())
     with pytest.raises(UserError, match=message):

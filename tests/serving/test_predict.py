@@ -5,6 +5,7 @@ import http.server
 import json
 import re
 import threading
+import tracemalloc
 
 import pytest
 
@@ -15,8 +16,6 @@ from albert_tf.serving import predict
 from albert_tf.serving.predict import (
     LocalClient,
     RestClient,
-    ask,
-    find_task,
     print_responses,
 )
 from tests.helpers.exports import answer_as_served, filled_lines
@@ -101,7 +100,7 @@ def test_another_number_of_choices_is_refused(exported_task):
     texts = TextsConfig(text=("a",), question=("b",), choice=("c", "d"))
     message = "choices must have 3 entries for each question.* Received: 2"
     with pytest.raises(UserError, match=message):
-        ask(client, find_task(client.list_signatures()), texts)
+        print_responses(client, texts, "")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +256,49 @@ def test_bad_rows_are_refused_before_anything_is_written(
     ]:
         with pytest.raises(UserError, match=error):
             PredictConfig(**files | given)
+
+
+class Lengths:
+    """A client whose answer is the length of a text; refuses "stop"."""
+
+    def list_signatures(self):
+        return ["predict_value_text"]
+
+    def predict(self, signature, inputs):
+        if "stop" in inputs["text"]:
+            raise UserError("the server must answer", received="nothing")
+        return {"value": [len(text) / 1 for text in inputs["text"]]}
+
+
+@pytest.mark.parametrize("ending", ["txt", "tsv", "csv", "jsonl"])
+def test_files_are_answered_in_bounded_memory(ending, tmp_path, monkeypatch):
+    """16 MB, of which a part is in memory; an error leaves no output file."""
+    monkeypatch.setattr("albert_tf.predict.LocalClient", lambda _: Lengths())
+    source, output = tmp_path / f"in.{ending}", tmp_path / "out.jsonl"
+    form = '{{"text": "{}"}}' if ending == "jsonl" else "{}"
+    texts = [f"{i:04} " * 400 for i in range(8_000)]
+    header = [] if ending in ("txt", "jsonl") else ["text"]
+    lines = [*header, *map(form.format, texts)]
+    source.write_text("\n".join(lines))
+    config = PredictConfig(
+        saved_model_dir="export",
+        input_file=str(source),
+        output_file=str(output),
+    )
+    tracemalloc.start()
+    main(config)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10e6
+    with open(output) as file:
+        for line, text in zip(file, texts, strict=True):
+            assert json.loads(line) == {"text": text, "value": len(text)}
+    output.unlink()
+    with open(source, "a") as file:
+        file.write("\n" + form.format("stop"))
+    with pytest.raises(UserError, match="the server must answer"):
+        main(config)
+    assert not output.exists()
 
 
 def test_a_mask_that_was_cut_off_is_reported(exported, capsys):

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import albert_tf
-from albert_tf.config import TextsConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.finetuning.examples import (
     ChoiceExample,
@@ -18,7 +17,7 @@ from albert_tf.finetuning.tasks import Task
 from albert_tf.interop.formats import make_model
 from albert_tf.records.questions import Question, WindowMaker, find_answers
 from albert_tf.records.tokenization import Tokenizer, encode
-from albert_tf.serving.predict import ask, find_task
+from albert_tf.serving.predict import answer_rows
 from tests.helpers.exports import NULL_THRESHOLD, TASK, TASK_MODEL
 from tests.helpers.tiny_albert import TESTDATA, VOCABULARY
 
@@ -134,8 +133,8 @@ def test_served_labels_and_values_are_those_of_the_model(
 def test_served_embeddings_are_those_of_the_model(exported_task):
     weights, _, client = exported_task("embedding")
     texts = ("The town, in 1905.", "It")
-    task = find_task(client.list_signatures())
-    found = ask(client, task, TextsConfig(text=texts))
+    rows = [{"text": text} for text in texts]
+    found = answer_rows(client, client.list_signatures(), rows)
     loaded = make_model(weights), Tokenizer(str(VOCABULARY))
     for name, normalize in ("embedding", False), ("normalized_embedding", True):
         expected = albert_tf.embed(*loaded, texts, normalize)
@@ -171,11 +170,8 @@ def test_served_tags_are_those_of_the_model(exported_task):
     assert "words beyond max_seq_length" in examples.bad[0][1]
 
     found = client.predict("tag_text", {"text": [*WORDS]})
-    (answer, *_) = ask(
-        client,
-        find_task(client.list_signatures()),
-        TextsConfig(text=(next(iter(WORDS)),)),
-    )
+    rows = [{"text": next(iter(WORDS))}]
+    (answer,) = answer_rows(client, client.list_signatures(), rows)
     size = max(map(len, words))
     padded = [row + [""] * (size - len(row)) for row in words]
     given = client.predict("tag_words", {"words": padded})
@@ -249,12 +245,10 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
 
     differ, texts = 0, set()
     for question, wanted in zip(squad.examples, expected, strict=True):
-        (found,) = ask(
+        (found,) = answer_rows(
             client,
-            find_task(client.list_signatures()),
-            TextsConfig(
-                text=(question.document,), question=(question.question,)
-            ),
+            client.list_signatures(),
+            [{"text": question.document, "question": question.question}],
             saved_model_dir,
         )
         best, text = wanted.candidates[0], wanted.text(threshold)
