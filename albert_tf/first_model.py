@@ -27,7 +27,6 @@ Exit status: 0 when the model is complete; 1 for an error; 130 (Ctrl-C) or 143
 import base64
 import bz2
 import contextlib
-import ctypes
 import dataclasses
 import glob
 import gzip
@@ -39,26 +38,19 @@ import os
 import pathlib
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from albert_tf.cluster import devices
-from albert_tf.cluster.jobs import handle_signals
+from albert_tf.cluster.jobs import Job, Jobs
 from albert_tf.config import FirstModelConfig, flags
 from albert_tf.config.model import override_types
-from albert_tf.errors import (
-    RETRY_STATUS,
-    UserError,
-    describe_end,
-    name_faults,
-)
+from albert_tf.errors import UserError, describe_end, name_faults
 from albert_tf.io import files, shipped
 from albert_tf.io.artifact import differences, lock
 
@@ -82,29 +74,18 @@ TAIL, RESERVE = 2.5, 0.03
 # the first stage it has dropout.
 MANY_EPOCHS, DROPOUT = 60, 0.1
 ENDLESS = 10_000_000  # steps; the time ends such a stage
-MAX_ATTEMPTS = 3
-POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
+SAVING_SECONDS, PROGRESS_SECONDS = 3.0, 15.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What is trained on a kind of device.
+class Recipe(NamedTuple):
+    """What is trained on a kind of device."""
 
-    Attributes:
-        architecture: The name of a file of configs/models.
-        num_layers: Layers of the model; they share their weights.
-        lengths: Tokens of the short and of the longer examples.
-        batch_tokens: Tokens in a step.
-        max_vocab_size: Largest number of pieces.
-        flags: Further flags of the training.
-    """
-
-    architecture: str
-    num_layers: int
-    lengths: tuple[int, int]
-    batch_tokens: int
+    architecture: str  # the name of a file of configs/models
+    num_layers: int  # they share their weights
+    lengths: tuple[int, ...]  # tokens of the short and the longer examples
+    batch_tokens: int  # in a step
     max_vocab_size: int
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # of the training
 
 
 # Chosen by the measurements in docs/log.md. Those of GPU and TPU follow the
@@ -122,41 +103,13 @@ RECIPES = {
 _CONTINUED = ("--optimizer=adamw", "--beta_2=0.98", "--learning_rate=0.0005")
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """What was found in the text.
+class Text(NamedTuple):
+    """What was found in the text."""
 
-    Attributes:
-        paths: The files.
-        num_bytes: Their size; compressed files count threefold.
-        line_length: Mean number of characters of a line that is not blank.
-        many_characters: Whether the script has thousands of characters.
-    """
-
-    paths: tuple[str, ...]
-    num_bytes: int
-    line_length: float
-    many_characters: bool
-
-    def describe(self) -> list[str]:
-        """What was assumed, one line for each fact."""
-        lines = [f"{len(self.paths)} files, {self.num_bytes:,} bytes"]
-        if self.are_paragraphs:
-            lines.append(
-                f"lines have {self.line_length:.0f} characters: they are read "
-                "as paragraphs, and split into sentences"
-            )
-        else:
-            lines.append(
-                f"lines have {self.line_length:.0f} characters: each is read "
-                "as a sentence"
-            )
-        return lines
-
-    @property
-    def are_paragraphs(self) -> bool:
-        """Whether lines hold several sentences."""
-        return self.line_length > PARAGRAPH
+    num_files: int
+    num_bytes: int  # compressed files count threefold
+    line_length: float  # mean number of characters of a line that is not blank
+    many_characters: bool  # whether the script has thousands of characters
 
 
 def look(config: FirstModelConfig) -> Text:
@@ -208,7 +161,7 @@ def look(config: FirstModelConfig) -> Text:
     lines = _strip("\n".join(texts))
     letters = [c for line in lines for c in line[:100] if c.isalpha()]
     return Text(
-        tuple(paths),
+        len(paths),
         sum(sizes),
         sum(map(len, lines)) / max(1, len(lines)),
         sum(0x2E80 <= ord(c) < 0xAC00 for c in letters) > len(letters) / 3,
@@ -267,23 +220,24 @@ class Plan:
     """Everything that is decided before the first command.
 
     Attributes:
-        accelerator: "cpu", "gpu" or "tpu".
+        facts: What was found and decided, one line for each fact.
         vocabulary: The model file of the vocabulary.
-        vocab_size: Pieces to train; 0 if the vocabulary is that of a model.
+        vocabulary_flags: To train it; none if it is that of a model.
+        holdout_fraction: Of the documents.
         lengths: Tokens of the examples of each stage.
         corpus_flags: Flags of the commands that read the text.
         training_flags: Flags of all stages of the training.
     """
 
-    text: Text
-    accelerator: str
+    facts: Sequence[str]
     vocabulary: str
-    vocab_size: int
+    vocabulary_flags: Sequence[str]
+    holdout_fraction: float
     objective: str
-    lengths: tuple[int, ...]
+    lengths: Sequence[int]
     batch_tokens: int
-    corpus_flags: tuple[str, ...]
-    training_flags: tuple[str, ...]
+    corpus_flags: Sequence[str]
+    training_flags: Sequence[str]
 
 
 def make_plan(config: FirstModelConfig) -> Plan:
@@ -301,49 +255,66 @@ def make_plan(config: FirstModelConfig) -> Plan:
         f"--language={config.language}",
         f"--text_field={config.text_field}",
     ]
-    if text.are_paragraphs:
+    reading = "each is read as a sentence"
+    if text.line_length > PARAGRAPH:
+        reading = "they are read as paragraphs, and split into sentences"
         corpus.append("--sentence_breaker=sentencex")
     corpus += shlex.split(config.text_flags)
     training = [f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"]
     if config.init_checkpoint:
         initial = shipped.find(config.init_checkpoint, shipped.MODEL)
         model, objective, lower_case = _read_initial(initial)
+        vocabulary, vocabulary_flags = f"{initial}/spiece.model", []
+        about_vocabulary, lengths = vocabulary, recipe.lengths[1:]
         values = ",".join(f"{n}={v}" for n, v in model.items())
-        return Plan(
-            text,
-            accelerator,
-            os.path.join(initial, "spiece.model"),
-            0,
-            objective,
-            recipe.lengths[1:],
-            recipe.batch_tokens,
-            (*corpus, f"--do_lower_case={lower_case}"),
-            (
-                "--albert_config_file=albert_mini",
-                f"--model={values}",
-                *(*_CONTINUED, *training),
-            ),
-        )
-    # From 3 to 300 MB, ten times as many pieces.
-    suited = 4000 * math.sqrt(text.num_bytes / 3e6)
-    vocab_size = int(min(recipe.max_vocab_size, max(1000, suited // 500 * 500)))
-    if text.many_characters:
-        vocab_size = max(vocab_size, 8000)
-    return Plan(
-        text,
-        accelerator,
-        f"{config.output_dir}/vocabulary/spm.model",
-        vocab_size,
-        "none",
-        recipe.lengths,
-        recipe.batch_tokens,
-        (*corpus, f"--do_lower_case={config.do_lower_case}"),
-        (
+        training = [
+            "--albert_config_file=albert_mini",
+            f"--model={values}",
+            *(*_CONTINUED, *training),
+        ]
+    else:
+        # From 3 to 300 MB, ten times as many pieces.
+        suited = 4000 * math.sqrt(text.num_bytes / 3e6)
+        size = int(min(recipe.max_vocab_size, max(1000, suited // 500 * 500)))
+        vocabulary_flags = []
+        if text.many_characters:
+            size = max(size, 8000)
+            vocabulary_flags = [
+                "--character_coverage=0.9995",
+                "--byte_fallback",
+            ]
+        vocabulary = f"{config.output_dir}/vocabulary/spm.model"
+        vocabulary_flags.insert(0, f"--vocab_size={size}")
+        about_vocabulary = f"{size:,} pieces, trained on it"
+        objective, lower_case = "none", config.do_lower_case
+        lengths = recipe.lengths
+        training = [
             f"--albert_config_file={recipe.architecture}",
-            f"--model=num_hidden_layers={recipe.num_layers},"
-            f"vocab_size={vocab_size}",
+            f"--model=num_hidden_layers={recipe.num_layers},vocab_size={size}",
             *(*recipe.flags, *training),
-        ),
+        ]
+    facts = [
+        f"{text.num_files} files, {text.num_bytes:,} bytes",
+        f"lines have {text.line_length:.0f} characters: {reading}",
+        f"vocabulary: {about_vocabulary}",
+        f"examples of {', then '.join(map(str, lengths))} tokens; "
+        f"{recipe.batch_tokens:,} tokens a step; sentence objective "
+        f"{objective}",
+        f"device: {accelerator}",
+        f"training: {' '.join(training)}",
+    ]
+    if lower_case:
+        facts.insert(3, "case: capitals are read as small letters")
+    return Plan(
+        facts,
+        vocabulary,
+        vocabulary_flags,
+        min(0.05, HELD_OUT_BYTES / text.num_bytes),
+        objective,
+        lengths,
+        recipe.batch_tokens,
+        [*corpus, f"--do_lower_case={lower_case}"],
+        training,
     )
 
 
@@ -406,19 +377,33 @@ class FirstModel:
             "seconds": 0.0,
             "stages": {},
         }
-        self._saved = self._ticked = time.monotonic()
-        self._interrupted = 0
+        self._saved = self._ticked = self._reported = time.monotonic()
 
     # --- stages ---------------------------------------------------------------
 
     def make(self) -> None:
         """Makes what is missing, stage by stage."""
         plan, runs = self.plan, f"{self.dir}/runs"
-        if plan.vocab_size:
-            self._vocabulary()
+        if plan.vocabulary_flags:
+            self._run(
+                "vocabulary",
+                "data_prep.train_tokenizer",
+                *plan.corpus_flags,
+                *plan.vocabulary_flags,
+                f"--model_prefix={plan.vocabulary.removesuffix('.model')}",
+            )
         for length in plan.lengths:
             self._records(length)
-        figures = json.loads(self._baselines(plan.lengths[-1]))
+        records = f"{self.dir}/records/{plan.lengths[-1]}"
+        figures = json.loads(
+            self._run(
+                "baselines",
+                "data_prep.ngram_baselines",
+                f"--input_file={records}/train/*.tfrecord",
+                f"--eval_input_file={records}/eval/*.tfrecord",
+                "--num_sentences=8",
+            )
+        )
         # The shares of the stages stay the same after an interruption.
         total = self.config.minutes * 60 * (1 - RESERVE)
         rest = total - self.state["seconds"]
@@ -438,10 +423,10 @@ class FirstModel:
             if "dropout" not in self.state:
                 epochs = self._epochs(name, length)
                 self.state["dropout"] = choose_dropout(epochs, share)
-        pace = self._pace(names[-1])
-        left = total - self.state["seconds"] - (1 + TAIL) * pace.start_up
+        start_up, speed = self._pace(names[-1])
+        left = total - self.state["seconds"] - (1 + TAIL) * start_up
         num_steps = self._stage("decay").setdefault(
-            "num_steps", max(50, int(left * pace.steps_s))
+            "num_steps", max(50, int(left * speed))
         )
         self._train("decay", plan.lengths[-1], start, num_steps=num_steps)
         names.append("decay")
@@ -470,26 +455,14 @@ class FirstModel:
         )
         self._write_page(figures, filled, names)
 
-    def _vocabulary(self) -> None:
-        more: tuple[str, ...] = ()
-        if self.plan.text.many_characters:
-            more = ("--character_coverage=0.9995", "--byte_fallback")
-        self._run(
-            "vocabulary",
-            "data_prep.train_tokenizer",
-            *self.plan.corpus_flags,
-            f"--vocab_size={self.plan.vocab_size}",
-            f"--model_prefix={self.plan.vocabulary.removesuffix('.model')}",
-            *more,
-        )
-
     def _records(self, length: int) -> None:
         """Builds records. A hash chooses the held-out documents.
 
         Of few documents, a small fraction may be none; then it grows.
         """
-        fraction = min(0.05, HELD_OUT_BYTES / self.plan.text.num_bytes)
-        fraction = self.state.setdefault("holdout_fraction", fraction)
+        fraction = self.state.get(
+            "holdout_fraction", self.plan.holdout_fraction
+        )
         while True:
             try:
                 self._run(
@@ -523,16 +496,6 @@ class FirstModel:
         return (
             f"--max_seq_length={length}",
             f"--max_predictions_per_seq={predictions}",
-        )
-
-    def _baselines(self, length: int) -> str:
-        records = f"{self.dir}/records/{length}"
-        return self._run(
-            "baselines",
-            "data_prep.ngram_baselines",
-            f"--input_file={records}/train/*.tfrecord",
-            f"--eval_input_file={records}/eval/*.tfrecord",
-            "--num_sentences=8",
         )
 
     def _train(
@@ -600,101 +563,66 @@ class FirstModel:
         stage = self._stage(name)
         if "output" in stage:
             return stage["output"]
-        command = [sys.executable, "-m", module, *arguments]
-        stage["command"] = shlex.join(["python", "-m", module, *arguments])
+        command = ["-m", module, *arguments]
+        stage["command"] = shlex.join(["python", *command])
         if product and os.path.exists(product):
             files.remove_directory(product)  # of an interrupted start
-        log = f"{self.dir}/logs/{name}.log"
-        logging.info("%s: its log is %s", name, log)
-        for _ in range(MAX_ATTEMPTS):
-            status, output = self._wait(name, command, log, seconds)
-            if status != RETRY_STATUS:
-                break
-        if self._interrupted:
-            raise InterruptError(self._interrupted)
-        is_over = seconds and stage["seconds"] >= seconds
-        stopped = (128 + signal.SIGTERM, -signal.SIGTERM)
-        if status and not (is_over and status in stopped):
-            with open(log, errors="replace") as file:
-                lines = file.read().strip().splitlines() or ["no message"]
+        log, output = (
+            f"{self.dir}/logs/{name}.{end}" for end in ("log", "out")
+        )
+        job = Job(
+            name,
+            [sys.executable, *command],
+            log,
+            output,
+            is_over=lambda: self._is_over(name, seconds),
+        )
+        jobs = Jobs(ends_with_parent=True)
+        jobs.run([job])
+        self._save()
+        if jobs.interrupted:
+            raise SystemExit(128 + jobs.interrupted)
+        with open(log, errors="replace") as file:
+            lines = file.read().strip().splitlines() or ["no message"]
+        if job.status:
             raise UserError(
                 f"{name}: the command must succeed",
-                received=f"{describe_end(status)}: {lines[-1]}",
+                received=f"{describe_end(job.status)}: {lines[-1]}",
                 remedy=f"See {log}. The same command goes on from here. Flags "
                 "of commands that read the text: --text_flags, with another "
                 "--output_dir.",
             )
+        for line in lines:
+            # Warnings of absl, but for those of our own request to stop.
+            if re.match(r"W\d{4} ", line) and "SIGTERM" not in line:
+                logging.warning("%s: %s", name, line.partition("] ")[2])
         if seconds:
-            steps = max(
-                int(path.name.removeprefix("step-"))
-                for path in pathlib.Path(
-                    f"{self.dir}/runs/{name}/checkpoints"
-                ).glob("step-*")
-            )
+            checkpoints = pathlib.Path(f"{self.dir}/runs/{name}/checkpoints")
+            last = max(p.name for p in checkpoints.glob("step-*"))
+            steps = int(last.removeprefix("step-"))
             stage["command"] = stage["command"].replace(
                 f"--num_train_steps={ENDLESS}", f"--num_train_steps={steps}"
             )
-        with open(log, errors="replace") as file:
-            for line in file:
-                # Warnings of absl, but for those of our own request to stop.
-                if re.match(r"W\d{4} ", line) and "SIGTERM" not in line:
-                    logging.warning("%s: %s", name, line.partition("] ")[2])
-        stage["output"] = output
+        stage["output"] = pathlib.Path(output).read_text(errors="replace")
         self._save()
-        return output
+        return stage["output"]
 
-    def _wait(
-        self, name: str, command: Sequence[str], log: str, seconds: float
-    ) -> tuple[int, str]:
-        """Runs a command to its end, or asks it to stop when its time is over.
+    def _is_over(self, name: str, seconds: float) -> bool:
+        """Counts and reports the time of a stage; whether it is over.
 
-        Returns:
-            The exit status, or minus its signal, and the standard output.
+        Also a slow machine trains some steps.
         """
-        stage = self._stage(name)
-        output = f"{self.dir}/logs/{name}.out"
-        next_report, num_requests = time.monotonic() + PROGRESS_SECONDS, 0
-        with open(log, "ab") as errors, open(output, "wb") as results:
-            process = subprocess.Popen(
-                command,
-                stdout=results,
-                stderr=errors,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches only this process
-                preexec_fn=_stop_with_parent if _PRCTL else None,
-            )
-            with handle_signals(self._on_signal):
-                while process.poll() is None:
-                    time.sleep(POLL_SECONDS)
-                    now = time.monotonic()
-                    self.state["seconds"] += now - self._ticked
-                    stage["seconds"] = (
-                        stage.get("seconds", 0.0) + now - self._ticked
-                    )
-                    self._ticked = now
-                    # Also a slow machine trains some steps.
-                    is_over = (
-                        seconds
-                        and stage["seconds"] >= seconds
-                        and self._metrics(name, "train")
-                    )
-                    if (is_over or self._interrupted) and not num_requests:
-                        process.send_signal(signal.SIGTERM)
-                        num_requests += 1
-                    if now - self._saved > PROGRESS_SECONDS / 5:
-                        self._save()
-                    if now >= next_report:
-                        self._report(name, seconds)
-                        next_report = now + PROGRESS_SECONDS
-        with open(output, errors="replace") as file:
-            return process.returncode, file.read()
-
-    def _on_signal(self, number: int, _: Any) -> None:
-        logging.warning(
-            "%s: stopping; the same command goes on from here",
-            signal.Signals(number).name,
-        )
-        self._interrupted = number
+        stage, now = self._stage(name), time.monotonic()
+        passed, self._ticked = now - self._ticked, now
+        self.state["seconds"] += passed
+        stage["seconds"] = stage.get("seconds", 0.0) + passed
+        if now - self._saved > SAVING_SECONDS:
+            self._save()
+        if now - self._reported > PROGRESS_SECONDS:
+            self._report(name, seconds)
+            self._reported = now
+        is_over = 0 < seconds <= stage["seconds"]
+        return is_over and bool(self._metrics(name, "train"))
 
     def _save(self) -> None:
         files.write_json(self._path, self.state)
@@ -733,73 +661,67 @@ class FirstModel:
         steps = self._metrics(name, "train")[-1]["step"]
         return steps * self.plan.batch_tokens / records["num_pieces"]
 
-    def _pace(self, name: str) -> "Pace":
-        """Start-up and speed of a training that has ended."""
+    def _pace(self, name: str) -> tuple[float, float]:
+        """Seconds of the start-up of a training, and its steps per second."""
         rows = self._metrics(name, "train")
         trained = sum(row["loop_seconds"] for row in rows)
         steady = rows[len(rows) // 2 :]
         speed = len(steady) / sum(1 / row["steps_per_second"] for row in steady)
         used = self._stage(name)["seconds"]
-        return Pace(max(5.0, used - trained), speed)
+        return max(5.0, used - trained), speed
 
     # --- results --------------------------------------------------------------
 
     def _write_page(
         self, figures: dict[str, Any], filled: str, names: Sequence[str]
     ) -> None:
+        """Writes the figures, and a page that needs no network."""
         last = self._metrics("decay", "eval")[-1]
+        minutes = round(self.state["seconds"] / 60, 2)
         summary = {
-            "masked_lm_loss": last["masked_lm_loss"],
-            "masked_lm_accuracy": last["masked_lm_accuracy"],
-            "unigram_entropy": figures["unigram_entropy"],
-            "unigram_loss": figures["unigram_loss"],
-            "five_gram_loss": figures["five_gram_loss"],
-            "five_gram_accuracy": figures["five_gram_accuracy"],
-            "minutes": round(self.state["seconds"] / 60, 2),
+            name: last[name]
+            for name in ("masked_lm_loss", "masked_lm_accuracy")
+        } | {
+            name: value
+            for name, value in figures.items()
+            if name.startswith(("unigram", "five_gram"))
+        }
+        summary |= {
+            "minutes": minutes,
             "examples": self.plan.lengths[-1],
             "steps": {
                 name: self._metrics(name, "train")[-1]["step"] for name in names
             },
         }
         files.write_json(f"{self.dir}/summary.json", summary)
-        words = "\n".join(s["word"] for s in figures["sentences"])
-        files.write_text(
-            f"{self.dir}/index.html",
-            _page(self, summary, filled, words, names),
+        curve = self._metrics(names[-2], "train")
+        third = curve[-max(1, len(curve) // 3) :]
+        curves = pathlib.Path(f"{self.dir}/curves.png").read_bytes()
+        commands = [s["command"] for s in self.state["stages"].values()]
+        words = [s["word"] for s in figures["sentences"]]
+        page = _PAGE.format(
+            **summary,
+            facts="".join(
+                f"<li>{html.escape(f)}</li>" for f in self.plan.facts
+            ),
+            filled=html.escape(filled),
+            words=html.escape("\n".join(words)),
+            curves=base64.b64encode(curves).decode(),
+            constant=sum(row["loop_seconds"] for row in third) / 60,
+            fall=third[0]["masked_lm_loss"] - third[-1]["masked_lm_loss"],
+            longer=4 * self.config.minutes,
+            commands=html.escape("\n\n".join(commands)),
         )
+        files.write_text(f"{self.dir}/index.html", page)
         gain = summary["unigram_entropy"] - summary["masked_lm_loss"]
         print(
             f"masked-LM loss {summary['masked_lm_loss']:.3f} "
             f"({summary['masked_lm_accuracy']:.1%}), {gain:.2f} nats below the "
             f"unigram entropy; 5-grams: {summary['five_gram_loss']:.3f}; "
-            f"{summary['minutes']:.1f} minutes\n{filled}\n"
+            f"{minutes:.1f} minutes\n{filled}\n"
             f"page: {self.dir}/index.html\nmodel: {self.dir}/runs/decay\n"
             f"SavedModel: {self.dir}/saved_model"
         )
-
-
-_PRCTL: Any = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux
-
-
-def _stop_with_parent() -> None:
-    """A training without its time limit would go on for ever."""
-    _PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-class InterruptError(Exception):
-    """The user or the system has asked to stop; `number`: the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
-@dataclasses.dataclass(frozen=True)
-class Pace:
-    """Time of a training before its first step, and steps in a second."""
-
-    start_up: float
-    steps_s: float
 
 
 _PAGE = """<!DOCTYPE html>
@@ -809,7 +731,7 @@ pre {{ background: #f4f4f4; padding: .6rem; overflow-x: auto;
 white-space: pre-wrap; }} img {{ max-width: 100%; }}
 td, th {{ padding: .2rem .8rem; text-align: left; }}</style></head><body>
 <h1>My first model</h1>
-<ul>{text}</ul>
+<ul>{facts}</ul>
 <h2>Results on held-out text</h2>
 <p>Examples of {examples} tokens, of which 15 % are masked, as single words.
 Lower losses are better.</p>
@@ -826,7 +748,9 @@ Lower losses are better.</p>
 <h2>Learning curves</h2>
 <img alt="learning curves" src="data:image/png;base64,{curves}">
 <h2>What a longer run would gain</h2>
-<p>{longer}</p>
+<p>In its last {constant:.1f} minutes at a constant learning rate, the loss of
+the training fell by {fall:.2f} nats. Try --minutes={longer:g} with another
+--output_dir. More text helps, too.</p>
 <h2>The commands</h2>
 <p>Repeat them in this order, in another directory, and change them.</p>
 <pre>{commands}</pre>
@@ -834,59 +758,8 @@ Lower losses are better.</p>
 """
 
 
-def _page(
-    model: FirstModel,
-    summary: Mapping[str, Any],
-    filled: str,
-    words: str,
-    names: Sequence[str],
-) -> str:
-    """The HTML page of the results; it needs no network."""
-    curve = model._metrics(names[-2], "train")
-    third = curve[-max(1, len(curve) // 3) :]
-    falls = third[0]["masked_lm_loss"] - third[-1]["masked_lm_loss"]
-    minutes = sum(row["loop_seconds"] for row in third) / 60
-    again = 4 * model.config.minutes
-    with open(f"{model.dir}/curves.png", "rb") as file:
-        curves = base64.b64encode(file.read()).decode()
-    return _PAGE.format(
-        **summary,
-        text="".join(
-            f"<li>{html.escape(line)}</li>" for line in describe(model.plan)
-        ),
-        filled=html.escape(filled),
-        words=html.escape(words),
-        curves=curves,
-        longer=f"In its last {minutes:.1f} minutes at a constant learning "
-        f"rate, the loss of the training fell by {falls:.2f} nats. Try "
-        f"--minutes={again:g} with another --output_dir. More text helps, too.",
-        commands=html.escape(
-            "\n\n".join(s["command"] for s in model.state["stages"].values())
-        ),
-    )
-
-
-def describe(plan: Plan) -> list[str]:
-    """The plan, one line for each decision."""
-    lines = plan.text.describe()
-    if plan.vocab_size:
-        lines.append(f"vocabulary: {plan.vocab_size:,} pieces, trained on it")
-    else:
-        lines.append(f"vocabulary: {plan.vocabulary}")
-    if "--do_lower_case=True" in plan.corpus_flags:
-        lines.append("case: capitals are read as small letters")
-    lengths = ", then ".join(map(str, plan.lengths))
-    lines.append(
-        f"examples of {lengths} tokens; {plan.batch_tokens:,} tokens a step; "
-        f"sentence objective {plan.objective}"
-    )
-    lines.append(f"device: {plan.accelerator}")
-    lines.append("training: " + " ".join(plan.training_flags))
-    return lines
-
-
-def main(config: FirstModelConfig) -> int:
-    """Makes the model, or what is missing of it; returns the exit status."""
+def main(config: FirstModelConfig) -> None:
+    """Makes the model, or what is missing of it."""
     config.require("input_file", "output_dir")
     if remote := [
         p for p in (*config.input_file, config.output_dir) if "://" in p
@@ -916,23 +789,13 @@ def main(config: FirstModelConfig) -> int:
             received=path,
             remedy=f"{name_faults(changes)}. Choose another --output_dir.",
         )
-    if stored:
-        plan = Plan(
-            **{**stored["plan"], "text": Text(**stored["plan"]["text"])}
-        )
-    else:
-        plan = make_plan(config)
-    for line in describe(plan):
-        print(line)
+    plan = Plan(**stored["plan"]) if stored else make_plan(config)
+    print("\n".join(plan.facts))
     if config.dry_run:
-        return 0
+        return
     os.makedirs(f"{config.output_dir}/logs", exist_ok=True)
     with lock(config.output_dir):
-        try:
-            FirstModel(config, plan).make()
-        except InterruptError as interrupted:
-            return 128 + interrupted.number
-    return 0
+        FirstModel(config, plan).make()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import signal
 import subprocess
@@ -15,9 +16,12 @@ from albert_tf.errors import RETRY_STATUS, describe_end
 
 _POLL_SECONDS = 0.5
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)
 # A job fails when it has ended this number of times with RETRY_STATUS without a
 # new checkpoint in between.
 _MAX_RETRY_STATUSES = 3
+
+_PRCTL: Any = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux
 
 
 @contextlib.contextmanager
@@ -42,7 +46,9 @@ class Job:
             standard output of the last process.
         needs: A job that must succeed before this one starts.
         last_saved: The step of its newest checkpoint.
-        on_success: Called after exit status 0.
+        is_over: Called at short intervals. When it returns true, the job is
+            asked to stop, which then is a success.
+        on_success: Called after a success.
         status: Exit status, when the job has ended; that of a failed job which
             it needs.
     """
@@ -53,6 +59,7 @@ class Job:
     output: str
     needs: "Job | None" = None
     last_saved: Callable[[], int] = int
+    is_over: Callable[[], bool] = bool
     on_success: Callable[[], None] = lambda: None
     status: int | None = None
 
@@ -69,15 +76,19 @@ class Jobs:
         environment: Environment of the jobs; None is that of this process.
         open_files: Descriptors of open files that the jobs inherit, e.g. of a
             lock that lasts until all of them have ended.
+        ends_with_parent: Whether jobs stop when this process is killed; on
+            Linux.
         interrupted: The signal that interrupted the jobs; 0 without one.
     """
 
     limit: int = 1
     environment: Mapping[str, str] | None = None
     open_files: Sequence[int] = ()
+    ends_with_parent: bool = False
     interrupted: int = 0
 
     def __post_init__(self) -> None:
+        self._over: set[Job] = set()
         self._active: dict[Job, subprocess.Popen[bytes]] = {}
         self._num_requests = 0  # to stop
         # Numbers of retries, by job and its last checkpoint.
@@ -100,6 +111,9 @@ class Jobs:
                     for process in self._active.values():
                         process.send_signal(signal.SIGTERM)
                 for job, process in list(self._active.items()):
+                    if job.is_over() and job not in self._over:
+                        self._over.add(job)
+                        process.send_signal(signal.SIGTERM)
                     if process.poll() is not None:
                         del self._active[job]
                         if self._is_retried(job, process.returncode):
@@ -117,6 +131,7 @@ class Jobs:
         if not is_ready or len(self._active) >= self.limit:
             return False
         logging.info("%s: started; its output is in %s", job.name, job.log)
+        self._over.discard(job)
         with open(job.log, "ab") as log, open(job.output, "wb") as output:
             self._active[job] = subprocess.Popen(
                 job.command,
@@ -127,6 +142,7 @@ class Jobs:
                 # Ctrl-C reaches only this process, which asks the job to stop.
                 start_new_session=True,
                 pass_fds=self.open_files,
+                preexec_fn=_end_with_parent if self.ends_with_parent else None,
             )
         return True
 
@@ -134,6 +150,8 @@ class Jobs:
         """Takes note of the end of a job; whether it has to start again."""
         if self.interrupted:
             return False
+        if job in self._over and status in _TERMINATED:
+            status = 0
         for number in _INTERRUPTS:
             if status in (128 + number, -number):
                 end = f"{job.name} was interrupted, with status {status}"
@@ -171,3 +189,8 @@ class Jobs:
         )
         self.interrupted = number
         self._num_requests += 1
+
+
+def _end_with_parent() -> None:
+    if _PRCTL is not None:
+        _PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
