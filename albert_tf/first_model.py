@@ -119,7 +119,13 @@ def look(config: FirstModelConfig) -> Text:
         UserError: If there is no text, or too little.
     """
     patterns = _patterns(config)
-    paths = sorted({p for pattern in patterns for p in files.find(pattern)})
+    paths = files.find_all(
+        "input_file",
+        patterns,
+        "*",
+        "Example: --input_file='my/*.txt', or 'my/**' to read the folders in "
+        "it, too.",
+    )
     found = {p for q in patterns if "**" not in q for p in glob.glob(q)}
     if folders := sorted(filter(os.path.isdir, found)):
         logging.warning(
@@ -127,31 +133,22 @@ def look(config: FirstModelConfig) -> Text:
             name_faults(folders),
             os.path.dirname(folders[0]) or ".",
         )
-    if not paths:
-        raise UserError(
-            "input_file must match files",
-            received=",".join(config.input_file),
-            remedy="Example: --input_file='my/*.txt', or 'my/**' to read the "
-            "folders in it, too.",
-        )
     sizes = [
         os.path.getsize(p) * (3 if p.endswith((".zst", *_OPENERS)) else 1)
         for p in paths
     ]
-    needed = (
-        SMALLEST_CONTINUED_TEXT if config.init_checkpoint else SMALLEST_TEXT
-    )
+    needed, remedy = SMALLEST_CONTINUED_TEXT, "Give more text."
+    if not config.init_checkpoint:
+        needed = SMALLEST_TEXT
+        remedy = (
+            "Give more text, or continue a trained model: "
+            "--init_checkpoint=models/albert_mini_en."
+        )
     if sum(sizes) < needed:
         raise UserError(
             f"input_file must hold at least {needed:,} bytes of text",
             received=f"{sum(sizes):,} bytes in {len(paths)} files",
-            remedy="Give more text"
-            + (
-                "."
-                if config.init_checkpoint
-                else ", or continue a trained model: "
-                "--init_checkpoint=models/albert_mini_en."
-            ),
+            remedy=remedy,
         )
     samples = [_beginning(path) for path in paths[:: len(paths) // 8 or 1]]
     lines = _strip("\n".join(samples))

@@ -36,7 +36,7 @@ import numpy as np
 
 from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
-from albert_tf.io.files import find, open_existing
+from albert_tf.io.files import find_all, open_existing
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records.features import (
     MASK_ID,
@@ -320,9 +320,7 @@ def main(config: BaselinesConfig) -> None:
         ("input_file", _MAX_TRAIN_ROWS),
         ("eval_input_file", _MAX_EVAL_ROWS),
     ):
-        paths = sorted(itertools.chain(*map(find, getattr(config, name))))
-        if not paths:
-            raise UserError(f"{name} must match files", received="none")
+        paths = find_all(name, getattr(config, name), "*.tfrecord")
         directory = posixpath.dirname(paths[0])
         metadata = read_metadata(directory)
         sets.append((metadata, read_rows(paths, metadata, limit), directory))

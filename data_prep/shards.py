@@ -97,11 +97,6 @@ class ShardResult(NamedTuple):
     sha256: str
     counts: dict[str, int]  # see `make_records`
 
-    @property
-    def num_rows(self) -> int:
-        """Number of records. Earlier notes count rows only if packed."""
-        return self.counts.get("rows", self.counts.get("examples", 0))
-
 
 @dataclasses.dataclass
 class BuiltRecords:
@@ -493,11 +488,13 @@ def describe_split(
         num_pieces=counts["pieces"],
         num_masked=counts["masked"],
         unigram_entropy_nats=unigram_entropy(built.piece_counts),
-        shards={name: result.num_rows for name, result in shards.items()},
+        shards={
+            n: result.counts.get("rows", 0) for n, result in shards.items()
+        },
         checksums={name: result.sha256 for name, result in shards.items()},
         skipped=dict(sorted(built.skipped.items())),
         inputs_sha256=inputs_sha256,
-        num_rows=sum(result.num_rows for result in shards.values()),
+        num_rows=counts["rows"],
         vocabulary_use=measure_use(built.piece_counts, tokenizer),
         text_form=built.text_form,
     )

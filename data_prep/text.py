@@ -136,6 +136,22 @@ OnStored = Callable[[bytes], Any]
 Skipped = Counter[str]
 
 
+class Reading(NamedTuple):
+    """How text is read, and what becomes known of it.
+
+    Attributes:
+        on_bytes: Called with the number of stored bytes of each read.
+        skipped: Counter of skipped lines and documents, and of cuts, by
+            reason.
+        digests: Receives a digest of each source, at its end.
+    """
+
+    config: CorpusConfig
+    on_bytes: OnBytes
+    skipped: Skipped
+    digests: list[str]
+
+
 # --- documents ----------------------------------------------------------------
 
 
@@ -159,23 +175,14 @@ def find_inputs(
             "--input_file or --tfds is required",
             remedy="See --help for their form and an example.",
         )
-    paths: set[str] = set()
-    for pattern in config.input_file:
-        matches = files.find(pattern)
-        if not matches:
-            raise UserError(
-                "input_file must match at least one file",
-                received=pattern,
-                remedy=files.hint_at_directory(pattern, "*.txt"),
-            )
-        paths.update(matches)
+    paths = files.find_all("input_file", config.input_file, "*.txt")
 
     def real(path: str) -> str:
         return path if files.is_remote(path) else os.path.realpath(path)
 
     # A link is another path of its file.
     unique: dict[str, str] = {}
-    for path in sorted(paths):
+    for path in paths:
         unique.setdefault(real(path), path)
     sources: list[Source] = []
     passed_over = [unique.pop(p) for p in map(real, written) if p in unique]
@@ -211,13 +218,13 @@ def check_inputs(
         UserError: For damaged files, bytes that are not UTF-8, other formats,
             and JSON without text. The error names file and line.
     """
-    digests: list[str] = []
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("checking inputs", num_bytes) as bar:
+        reading = Reading(config, bar.update, Counter(), [])
         for source in sources:
-            for _ in source.read_texts(config, bar.update, Counter(), digests):
+            for _ in source.read_texts(reading):
                 pass
-    return dict(zip(sources, digests, strict=True))
+    return dict(zip(sources, reading.digests, strict=True))
 
 
 def read_documents(
@@ -230,9 +237,7 @@ def read_documents(
 
     Args:
         sources: The sources, with what `check_inputs` returned for them.
-        on_bytes: Called with the number of stored bytes of each read.
-        skipped: Counter of skipped lines and documents, and of cuts, by
-            reason.
+        on_bytes: As `skipped`, see `Reading`.
 
     Raises:
         UserError: For text that `check_inputs` refuses, or that has changed
@@ -241,8 +246,8 @@ def read_documents(
     for source, digest in sources.items():
         document: list[str] = []
         size = 0
-        found: list[str] = []
-        for line in source.read_texts(config, on_bytes, skipped, found):
+        reading = Reading(config, on_bytes, skipped, [])
+        for line in source.read_texts(reading):
             if line:
                 if size + len(line) > LONGEST_DOCUMENT:
                     skipped[CUT_DOCUMENTS] += 1
@@ -253,7 +258,7 @@ def read_documents(
             elif document:
                 yield document
                 document, size = [], 0
-        if found != [digest]:
+        if reading.digests != [digest]:
             raise UserError(
                 f"{source.name} must not change while the command runs",
                 received="other text than when it was checked",
@@ -271,13 +276,13 @@ def _strip(line: str) -> str:
 
 
 def _lines_of_text(
-    text: str | bytes | None, where: str, config: CorpusConfig, skipped: Skipped
+    text: str | bytes | None, where: str, reading: Reading
 ) -> Iterator[str]:
     """Yields the lines of one document, and the empty line that ends it."""
     # null is a document without text
-    decoded = _to_unicode(text or "", where, config)
+    decoded = _to_unicode(text or "", where, reading.config)
     if decoded is None:
-        skipped[SKIPPED_TEXTS] += 1
+        reading.skipped[SKIPPED_TEXTS] += 1
         return
     is_empty = True
     for line in _LINE_END.split(decoded):
@@ -286,7 +291,7 @@ def _lines_of_text(
                 is_empty = False
                 yield part
     if is_empty:
-        skipped[EMPTY_TEXTS] += 1
+        reading.skipped[EMPTY_TEXTS] += 1
     yield ""
 
 
@@ -332,20 +337,8 @@ class TextFile:
     name: str  # its path
     num_bytes: int  # its stored size
 
-    def read_texts(
-        self,
-        config: CorpusConfig,
-        on_bytes: OnBytes,
-        skipped: Skipped,
-        digests: list[str],
-    ) -> Iterator[str]:
-        """Yields stripped lines, and an empty line at the end of a document.
-
-        Args:
-            on_bytes: Called with the number of stored bytes of each read.
-            skipped: See `read_documents`.
-            digests: Receives a digest of what was read, at the end.
-        """
+    def read_texts(self, reading: Reading) -> Iterator[str]:
+        """Yields stripped lines, and an empty line at the end of a document."""
         digest = hashlib.sha256()
         num_read = 0
 
@@ -353,25 +346,27 @@ class TextFile:
             nonlocal num_read
             digest.update(block)
             num_read += len(block)
-            on_bytes(len(block))
+            reading.on_bytes(len(block))
 
         blocks = read_blocks(self.name, on_stored)
         head = next(blocks, b"").removeprefix(_BOM)
-        form = self._find_format(head, config)
+        form = self._find_format(head, reading.config)
         if form == "parquet":
-            texts = _read_parquet(self.name, config.text_field)
-            rows = _Rows("row", self.name, self.num_bytes - num_read)
-            yield from rows.read(*texts, config, on_bytes, skipped, digests)
+            texts, total = _read_parquet(self.name, reading.config.text_field)
+            rest = self.num_bytes - num_read
+            yield from _read_rows(
+                texts, total, rest, ("row", self.name), reading
+            )
             return
         read = {
             "text": self._read_text,
             "jsonl": self._read_json,
             "csv": self._read_csv,
         }[form]
-        yield from read(itertools.chain([head], blocks), config, skipped)
+        yield from read(itertools.chain([head], blocks), reading)
         # The setting decides what the same bytes are.
         prefix = "" if form == "text" else f"{form}:"
-        digests.append(prefix + digest.hexdigest())
+        reading.digests.append(prefix + digest.hexdigest())
 
     def _find_format(self, head: bytes, config: CorpusConfig) -> str:
         """Returns a value of `input_format`; refuses what has none.
@@ -409,7 +404,7 @@ class TextFile:
         return "text"
 
     def _read_text(
-        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
+        self, blocks: Iterator[bytes], reading: Reading
     ) -> Iterator[str]:
         for number, line in read_lines(blocks, LONGEST_DOCUMENT):
             if b"\0" in line:
@@ -427,37 +422,38 @@ class TextFile:
                 text = line.decode()
             except UnicodeDecodeError:
                 where = f"line {number} of {self.name}"
-                text = _to_unicode(line, where, config)
+                text = _to_unicode(line, where, reading.config)
             if text is None:
-                skipped[SKIPPED_LINES] += 1
+                reading.skipped[SKIPPED_LINES] += 1
             else:
                 yield _strip(text)
 
     def _read_json(
-        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
+        self, blocks: Iterator[bytes], reading: Reading
     ) -> Iterator[str]:
+        field = reading.config.text_field
         for where, found in self._parse_json(blocks):
             is_object = isinstance(found, dict)
-            text = found.get(config.text_field, False) if is_object else False
+            text = found.get(field, False) if is_object else False
             if text != text:  # pandas writes NaN for null
                 text = None
             if not (text is None or isinstance(text, str)):
                 raise UserError(
-                    f'{where} must be an object with a string "'
-                    f'{config.text_field}"',
+                    f'{where} must be an object with a string "{field}"',
                     received=json.dumps(found)[:80],
                     remedy="Name the field by --text_field, or set "
                     "--input_format=text, if it is not JSON.",
                 )
-            yield from _lines_of_text(text, where, config, skipped)
+            yield from _lines_of_text(text, where, reading)
 
     def _read_csv(
-        self, blocks: Iterator[bytes], config: CorpusConfig, skipped: Skipped
+        self, blocks: Iterator[bytes], reading: Reading
     ) -> Iterator[str]:
         csv.field_size_limit(_LONGEST_JSON)
         lines = _decode_lines(blocks)
         header = next(lines, "")
-        delimiter, column = _find_column(self.name, header, config.text_field)
+        field = reading.config.text_field
+        delimiter, column = _find_column(self.name, header, field)
         rows = csv.reader(lines, delimiter=delimiter)
         try:
             for row in filter(None, rows):
@@ -469,7 +465,7 @@ class TextFile:
                         f"{where} must have at least {column + 1} cells",
                         received=repr(row)[:80],
                     )
-                yield from _lines_of_text(row[column], where, config, skipped)
+                yield from _lines_of_text(row[column], where, reading)
         except csv.Error as error:
             raise UserError(
                 f"{self.name} must be CSV",
@@ -643,43 +639,32 @@ def _find_form(head: str) -> tuple[str, str] | None:
     return None
 
 
-class _Rows(NamedTuple):
-    """Documents that are rows of a table, and not bytes of a file.
+def _read_rows(
+    texts: Iterable[bytes | None],
+    total: int,
+    num_bytes: int,
+    place: tuple[str, str],
+    reading: Reading,
+) -> Iterator[str]:
+    """Reads documents that are rows of a table, and not bytes of a file.
 
-    Attributes:
-        noun: What a row is, for messages.
-        name: Of the table, for messages.
-        num_bytes: Stored bytes of all rows.
+    See `TextFile.read_texts`; the digest is that of the texts.
+
+    Args:
+        texts: UTF-8; None is a document without text.
+        total: Their number.
+        num_bytes: Stored bytes of all of them.
+        place: What a row is, and the table, for messages.
     """
-
-    noun: str
-    name: str
-    num_bytes: int
-
-    def read(
-        self,
-        texts: Iterable[bytes | None],
-        total: int,
-        config: CorpusConfig,
-        on_bytes: OnBytes,
-        skipped: Skipped,
-        digests: list[str],
-    ) -> Iterator[str]:
-        """See `TextFile.read_texts`; the digest is that of the texts.
-
-        Args:
-            texts: UTF-8; None is a document without text.
-            total: Their number.
-        """
-        digest = hashlib.sha256()
-        for number, text in enumerate(texts):
-            content = text or b""
-            digest.update(b"%d:%b" % (len(content), content))
-            where = f"{self.noun} {number} of {self.name}"
-            yield from _lines_of_text(content, where, config, skipped)
-            done = self.num_bytes * (number + 1) // total
-            on_bytes(done - self.num_bytes * number // total)
-        digests.append(digest.hexdigest())
+    digest = hashlib.sha256()
+    for number, text in enumerate(texts):
+        content = text or b""
+        digest.update(b"%d:%b" % (len(content), content))
+        where = f"{place[0]} {number} of {place[1]}"
+        yield from _lines_of_text(content, where, reading)
+        done = num_bytes * (number + 1) // total
+        reading.on_bytes(done - num_bytes * number // total)
+    reading.digests.append(digest.hexdigest())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -690,20 +675,15 @@ class DatasetPart:
     num_bytes: int
     instruction: str  # to read, e.g. "train[2shard:3shard]"
 
-    def read_texts(
-        self,
-        config: CorpusConfig,
-        on_bytes: OnBytes,
-        skipped: Skipped,
-        digests: list[str],
-    ) -> Iterator[str]:
+    def read_texts(self, reading: Reading) -> Iterator[str]:
         """See `TextFile.read_texts`."""
+        config = reading.config
         builder = open_dataset(config.tfds, config.tfds_data_dir)
         elements = read_elements(builder, self.instruction)
         total = builder.info.splits[self.instruction].num_examples
         texts = (element[config.text_field] for element in elements)
-        rows = _Rows("element", self.name, self.num_bytes)
-        yield from rows.read(texts, total, config, on_bytes, skipped, digests)
+        place = "element", self.name
+        yield from _read_rows(texts, total, self.num_bytes, place, reading)
 
 
 Source = TextFile | DatasetPart

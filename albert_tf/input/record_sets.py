@@ -25,8 +25,7 @@ from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
     DamagedFileError,
-    find,
-    hint_at_directory,
+    find_all,
     is_remote,
     open_existing,
     read_again_if_damaged,
@@ -418,19 +417,16 @@ def _match_files(
                 received="none",
                 remedy="Set files or globs, e.g. records/train/*.tfrecord.",
             )
-        matches: set[str] = set()
-        for pattern in patterns:
-            # A directory among them would have no shard in its metadata.
-            matching = find(pattern, remote_directories=True)
-            if not matching:
-                raise UserError(
-                    f"{name} must match files",
-                    received=f"no file at {pattern}",
-                    remedy=hint_at_directory(pattern, "*.tfrecord")
-                    or "Build records with python -m "
-                    "data_prep.build_tfrecords.",
-                )
-            matches.update(matching)
+        # A directory among them would have no shard in its metadata.
+        matches = {
+            *find_all(
+                name,
+                patterns,
+                "*.tfrecord",
+                "Build records with python -m data_prep.build_tfrecords.",
+                remote_directories=True,
+            )
+        }
         if matches - found:
             sources.append(tuple(sorted(matches - found)))
             found |= matches

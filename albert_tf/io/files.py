@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from absl import logging
@@ -73,8 +73,37 @@ def find(pattern: str, remote_directories: bool = False) -> list[str]:
     return sorted(path for path in matches if os.path.isfile(path))
 
 
-def hint_at_directory(pattern: str, names: str) -> str:
-    """What to give instead of a directory: a glob of `names`; "" for others."""
+def find_all(
+    name: str,
+    patterns: Iterable[str],
+    example: str,
+    remedy: str = "",
+    remote_directories: bool = False,
+) -> list[str]:
+    """Returns the files that globs match, each once, sorted.
+
+    Args:
+        name: The setting that has the globs, for messages.
+        example: What a glob in a directory should match, e.g. "*.txt".
+        remote_directories: See `find`.
+
+    Raises:
+        UserError: If a glob matches no file.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = find(pattern, remote_directories)
+        if not matches:
+            raise UserError(
+                f"{name} must match files",
+                received=f"no file at {pattern}",
+                remedy=_hint_at_directory(pattern, example) or remedy,
+            )
+        found.update(matches)
+    return sorted(found)
+
+
+def _hint_at_directory(pattern: str, names: str) -> str:
     if is_remote(pattern):
         with _tensorflow(pattern) as tf:
             found = [pattern] if tf.io.gfile.isdir(pattern) else []

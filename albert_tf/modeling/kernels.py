@@ -56,7 +56,8 @@ _LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
 
 
-def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+@tf.custom_gradient
+def add_bias(product: tf.Tensor, bias: tf.Tensor) -> Any:
     """`x W + b`.
 
     Args:
@@ -67,14 +68,10 @@ def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
         The dtype and shape of `product`.
     """
 
-    @tf.custom_gradient
-    def add(product: tf.Tensor, bias: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return upstream, bias_gradient(upstream)
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return upstream, bias_gradient(upstream)
 
-        return product + bias, gradient
-
-    return add(product, bias)
+    return product + bias, gradient
 
 
 def bias_gradient(d_sum: tf.Tensor) -> tf.Tensor:

@@ -6,8 +6,8 @@ such as "2011," after it. The checkpoints of google-research/albert were trained
 on the resulting ids. A self-contained vocabulary normalises text in the model,
 so every SentencePiece runtime returns the same ids for raw text.
 
-`encode` makes the inputs that an exported model, which tokenizes in its graph
-(`serving.text_tokenizer`), makes of the same texts.
+`Tokenizer.encode` makes the inputs that an exported model, which tokenizes in
+its graph (`serving.text_tokenizer`), makes of the same texts.
 """
 
 import itertools
@@ -39,6 +39,8 @@ from albert_tf.records.features import (
     sha256_of,
 )
 from albert_tf.records.word_boundaries import WORD_MARK, WordBoundaries
+
+Tokens: TypeAlias = Sequence[list[int]]
 
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
 _HUGGING_FACE_FILE = "tokenizer_config.json"
@@ -244,8 +246,30 @@ class Tokenizer:
         text_pairs: str | Sequence[str] | None = None,
         max_seq_length: int = 512,
     ) -> "ModelInputs":
-        """The inputs of a model, as the function `encode` makes them."""
-        return encode(self, texts, text_pairs, max_seq_length)
+        """Tokenizes texts, or pairs of texts, for a model.
+
+        The rows are as long as the longest one needs. A text that is too long
+        is truncated at its end. The longer text of a pair is truncated first.
+
+        Args:
+            texts: Texts, in which "[MASK]" is the mask token; a string is one
+                text.
+            text_pairs: The second text of each pair; None for single texts.
+            max_seq_length: Maximum number of tokens in a row, `[CLS]` and
+                `[SEP]` included; at most `max_position_embeddings` of the
+                model.
+
+        Raises:
+            ValueError: If `texts` and `text_pairs` differ in length, or if
+                `max_seq_length` has no room for `[CLS]` and `[SEP]`.
+        """
+
+        def ids(texts: str | Sequence[str]) -> Tokens:
+            texts = [texts] if isinstance(texts, str) else texts
+            return [self.encode_with_masks(text) for text in texts]
+
+        seconds = None if text_pairs is None else ids(text_pairs)
+        return join(*truncate(ids(texts), seconds, max_seq_length))
 
     def decode(self, ids: Any) -> Any:
         """The text of token ids, or of each row of them.
@@ -439,8 +463,6 @@ def _read_lower_case(model_file: str, sha256: str) -> tuple[bool | None, str]:
 
 # --- inputs of a model -------------------------------------------------------
 
-Tokens: TypeAlias = Sequence[list[int]]
-
 
 class ModelInputs(NamedTuple):
     """A batch of texts, int32, `(batch, length)`.
@@ -516,31 +538,4 @@ def join(
     return inputs
 
 
-def encode(
-    tokenizer: Tokenizer,
-    texts: str | Sequence[str],
-    text_pairs: str | Sequence[str] | None = None,
-    max_seq_length: int = 512,
-) -> ModelInputs:
-    """Tokenizes texts, or pairs of texts, for a model.
-
-    The rows are as long as the longest one needs. A text that is too long is
-    truncated at its end. The longer text of a pair is truncated first.
-
-    Args:
-        texts: Texts, in which "[MASK]" is the mask token; a string is one text.
-        text_pairs: The second text of each pair; None for single texts.
-        max_seq_length: Maximum number of tokens in a row, `[CLS]` and `[SEP]`
-            included; at most `max_position_embeddings` of the model.
-
-    Raises:
-        ValueError: If `texts` and `text_pairs` differ in length, or if
-            `max_seq_length` has no room for `[CLS]` and `[SEP]`.
-    """
-
-    def ids(texts: str | Sequence[str]) -> Tokens:
-        texts = [texts] if isinstance(texts, str) else texts
-        return [tokenizer.encode_with_masks(text) for text in texts]
-
-    seconds = None if text_pairs is None else ids(text_pairs)
-    return join(*truncate(ids(texts), seconds, max_seq_length))
+encode = Tokenizer.encode
