@@ -34,18 +34,18 @@ from albert_tf.interop import formats
 from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.io import shipped
 from albert_tf.io.files import (
-    load_json_if_any,
     open_existing,
     write_bytes,
     write_json,
 )
 from albert_tf.modeling.models import AlbertForTask
-from albert_tf.records.features import TOKENIZER_FILE, check_values_match
+from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.directory import (
     RECORDS_METADATA_FILE,
     has_checkpoints,
     load_config,
+    load_tokenizer,
 )
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
@@ -143,18 +143,9 @@ def base_model_of_run(run_dir: str) -> BaseModel:
         UserError: If the directory holds no such run, or no vocabulary.
     """
     config = load_config(run_dir, FinetuningConfig)
-    vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
-    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    stored = load_json_if_any(path) or {}
-    tokenizer = Tokenizer(vocabulary, stored.get("do_lower_case"))
-    check_values_match(
-        vocabulary,
-        {"sha256": tokenizer.sha256},
-        {"sha256": stored.get("vocabulary_sha256", tokenizer.sha256)},
-        other=path,
-        remedy="Restore the vocabulary of the run.",
-    )
     assert isinstance(config, FinetuningConfig)
+    vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
+    tokenizer = load_tokenizer(run_dir, config.model.vocab_size)
     return BaseModel(config.model, vocabulary, tokenizer, head=config.head)
 
 
@@ -401,19 +392,26 @@ def _sums_of_tags(
     return weighted_sums("label", outputs["logits"], labels, weights)
 
 
+def _sums(
+    batch: _Tensors, losses: tf.Tensor, is_correct: tf.Tensor | None = None
+) -> Scalars:
+    """The sums of values of each example, `(batch,)`."""
+    weights = batch["example_weight"][:, 0]
+    values = {"loss": losses, "correct": is_correct}
+    return {"label_weight_sum": tf.reduce_sum(weights)} | {
+        f"label_{name}_sum": tf.reduce_sum(weights * tf.cast(v, tf.float32))
+        for name, v in values.items()
+        if v is not None
+    }
+
+
 def _sums_of_lists(
     head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
 ) -> Scalars:
-    weights, labels = batch["example_weight"][:, 0], batch["labels"]
-    logits = outputs["logits"]
+    logits, labels = outputs["logits"], batch["labels"]
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
     is_correct = tf.reduce_all((logits > 0) == (labels > 0), axis=-1)
-    correct = tf.cast(is_correct, tf.float32)
-    return {
-        "label_loss_sum": tf.reduce_sum(weights * tf.reduce_mean(losses, -1)),
-        "label_correct_sum": tf.reduce_sum(weights * correct),
-        "label_weight_sum": tf.reduce_sum(weights),
-    }
+    return _sums(batch, tf.reduce_mean(losses, -1), is_correct)
 
 
 def _sums_of_pairs(
@@ -432,18 +430,13 @@ def _sums_of_pairs(
 def _sums_of_values(
     head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
 ) -> Scalars:
-    weights = batch["example_weight"][:, 0]
-    losses = tf.square(outputs["logits"][:, 0] - batch["label"][:, 0])
-    return {
-        "label_weight_sum": tf.reduce_sum(weights),
-        "label_loss_sum": tf.reduce_sum(weights * losses),
-    }
+    difference = outputs["logits"][:, 0] - batch["label"][:, 0]
+    return _sums(batch, tf.square(difference))
 
 
 def _sums_of_spans(
     head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
 ) -> Scalars:
-    weights = batch["example_weight"][:, 0]
     starts, ends = batch["start_position"][:, 0], batch["end_position"][:, 0]
     start_logits, end_logits = outputs["start_logits"], outputs["end_logits"]
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
@@ -457,12 +450,7 @@ def _sums_of_spans(
         )
     is_correct = tf.argmax(start_logits, -1, tf.int32) == starts
     is_correct &= tf.argmax(end_logits, -1, tf.int32) == ends
-    correct = weights * tf.cast(is_correct, tf.float32)
-    return {
-        "label_weight_sum": tf.reduce_sum(weights),
-        "label_loss_sum": tf.reduce_sum(weights * losses),
-        "label_correct_sum": tf.reduce_sum(correct),
-    }
+    return _sums(batch, losses, is_correct)
 
 
 _SUMS: Mapping[str, Callable[..., Scalars]] = {

@@ -48,6 +48,7 @@ from albert_tf.io.files import (
 )
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 from albert_tf.records import features
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
@@ -190,6 +191,33 @@ def check_vocabulary(run_dir: str, records: RecordSet) -> None:
         remedy="Use records that are built with the vocabulary of the run, "
         f"{vocabulary}, and with its --do_lower_case.",
     )
+
+
+def load_tokenizer(run_dir: str, vocab_size: int) -> Tokenizer:
+    """The vocabulary of a run, as its records and its model have it.
+
+    Args:
+        vocab_size: That of the model.
+
+    Raises:
+        UserError: If it is missing, or another one.
+    """
+    vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
+    source = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    stored = load_json_if_any(source) or {}
+    tokenizer = Tokenizer(vocabulary, stored.get("do_lower_case"))
+    sha256 = tokenizer.sha256
+    features.check_values_match(
+        vocabulary,
+        {"sha256": sha256, "vocab_size": tokenizer.vocab_size},
+        {
+            "sha256": stored.get("vocabulary_sha256") or sha256,
+            "vocab_size": vocab_size,
+        },
+        other=f"the run in {run_dir}",
+        remedy="Restore the vocabulary of the run.",
+    )
+    return tokenizer
 
 
 def has_checkpoints(run_dir: str) -> bool:

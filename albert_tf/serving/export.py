@@ -7,7 +7,7 @@ call one function, so that the file holds the graph of the model once.
 import functools
 import math
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -47,6 +47,7 @@ from albert_tf.runs.directory import (
     RECORDS_METADATA_FILE,
     load_config,
     load_run,
+    load_tokenizer,
     null_threshold,
 )
 from albert_tf.serving import predict
@@ -195,9 +196,22 @@ def load(config: ExportConfig, **changes: Any) -> LoadedRun:
             received=f"{config.top_k} and {run.model.vocab_size}",
         )
     vocabulary = posixpath.join(config.run_dir, TOKENIZER_FILE)
+    tokenizer = None
+    if exists(vocabulary):
+        tokenizer = load_tokenizer(config.run_dir, run.model.vocab_size)
+    elif config.text_signatures:
+        raise UserError(
+            f"{vocabulary} must exist for signatures that take text",
+            received="no such file",
+            remedy="Copy the SentencePiece model of the records there, or set "
+            "--notext_signatures.",
+        )
+    else:
+        logging.warning(
+            "%s does not exist: the SavedModel has no vocabulary", vocabulary
+        )
     metadata = posixpath.join(config.run_dir, RECORDS_METADATA_FILE)
     records = load_json_if_any(metadata) or {}
-    tokenizer = _load_tokenizer(config, vocabulary, records, run)
     serving = {
         "step": step,
         "max_seq_length": run.data.max_seq_length,
@@ -265,41 +279,6 @@ def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
             remedy="Export with a larger --max_seq_length.",
         )
     return length
-
-
-def _load_tokenizer(
-    config: ExportConfig,
-    vocabulary: str,
-    records: Mapping[str, Any],
-    run: PretrainingConfig,
-) -> Tokenizer | None:
-    """Loads the vocabulary, and checks that the run was trained with it."""
-    if not exists(vocabulary):
-        if config.text_signatures:
-            raise UserError(
-                f"{vocabulary} must exist for signatures that take text",
-                received="no such file",
-                remedy="Copy the SentencePiece model of the records there, "
-                "or set --notext_signatures.",
-            )
-        logging.warning(
-            "%s does not exist: the SavedModel has no vocabulary", vocabulary
-        )
-        return None
-    tokenizer = Tokenizer(vocabulary, records.get("do_lower_case"))
-    if records.get("vocabulary_sha256") not in (None, tokenizer.sha256):
-        raise UserError(
-            f"{vocabulary} must be the vocabulary of the training records",
-            received=f"sha256 {tokenizer.sha256}, not "
-            f"{records['vocabulary_sha256']}",
-        )
-    if tokenizer.vocab_size != run.model.vocab_size:
-        raise UserError(
-            f"{vocabulary} must have as many pieces as vocab_size, "
-            f"{run.model.vocab_size}",
-            received=tokenizer.vocab_size,
-        )
-    return tokenizer
 
 
 def _describe_answers(

@@ -44,6 +44,7 @@ def test_each_text_is_to_find_its_own_second_text():
     assert float(sums["label_correct_sum"]) == right < 3
 
 
+@pytest.mark.slow
 def test_wrong_second_texts_are_those_of_a_micro_batch(tmp_path):
     """Of each replica: two train as one does with two micro-batches, and not
     as one with all pairs in a micro-batch."""

@@ -444,10 +444,10 @@ def test_another_vocabulary_is_refused(run_dir, tmp_path, refused):
     run = tmp_path / "run"
     write_run(run, steps=(20,))
     (run / "spiece.model").write_bytes(VOCABULARY.read_bytes())
-    refused(r"vocab_size, 41\. Received: 30000", run_dir=str(run))
+    refused("vocab_size 30000 and 41.* Restore the vocab", run_dir=str(run))
     metadata = (run_dir / "records_metadata.json").read_text()
     (run / "records_metadata.json").write_text(metadata)
-    refused("vocabulary of the training records", run_dir=str(run))
+    refused("sha256 'fefb.* Restore the vocabulary of the", run_dir=str(run))
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path, refused):
