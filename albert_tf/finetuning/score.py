@@ -64,7 +64,6 @@ from albert_tf.finetuning.tasks import (
     LETTERS,
     RETRIEVAL,
     Task,
-    import_seqeval,
 )
 from albert_tf.io.files import load_json, write_text
 from albert_tf.records.questions import Question, QuestionAnswer
@@ -117,7 +116,8 @@ def score(
     if task.kind == MULTI_LABEL:
         labels, predictions = np.array(labels), np.array(predictions)
     if task.kind == TOKEN_CLASSIFICATION:  # of spans; accuracy, of words
-        spans = import_seqeval()
+        from seqeval import metrics as spans
+
         functions = {n: getattr(spans, f"{n}_score") for n in task.metrics}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant predictions

@@ -52,13 +52,15 @@ _REMEDIES = {
     errno.EIO: f"Check the disk. {_AGAIN}.",
     errno.ESTALE: f"Check the network file system. {_AGAIN}.",
 }
-# Packages that only some commands need -> the extra that installs them.
+# Packages that only some commands need -> the extra that installs them, if any.
 _EXTRAS = {
     "tensorflow": "cpu",  # or gpu, tpu
     "tensorflow_datasets": "tfds",
     "distributed": "dask",
     "datasketch": "data",
     "pyarrow": "data",
+    "ai_edge_litert": "litert",
+    "seqeval": "",
     "torch": "interop",
     "transformers": "interop",
 }
@@ -88,7 +90,10 @@ def explain(error: BaseException) -> UserError | None:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             return None
-        remedy = f"pip install 'albert-tf[{_EXTRAS[package]}]'"
+        extra = _EXTRAS[package]
+        remedy = f"pip install 'albert-tf[{extra}]'"
+        if not extra:
+            remedy = f"pip install {package}"
         if package == "tensorflow":
             remedy += ", or [gpu] or [tpu]"
         return UserError(

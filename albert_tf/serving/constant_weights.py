@@ -69,7 +69,7 @@ def make_constant(
                 stored[f"{value.path}/int8"] = rounded
                 stored[f"{value.path}/scales"] = scales
                 object.__setattr__(layer, name, Int8Matrix(rounded, scales))
-    embeddings = backbone.embeddings
+    embeddings: Any = backbone.embeddings
     if isinstance(words := embeddings.word_embeddings, Int8Matrix):
         embeddings.look_up = words.rows
     if isinstance(positions := embeddings.position_embeddings, Int8Matrix):

@@ -6,7 +6,6 @@ LiteRT has. docs/edge.md shows how an application calls it.
 """
 
 import contextlib
-import importlib
 import math
 import posixpath
 import tempfile
@@ -78,11 +77,13 @@ def export(config: ExportConfig, texts: Sequence[Text]) -> None:
     `export_dir` appears only when all models are verified.
 
     Raises:
-        UserError: As `export.export`. Also if ai-edge-litert is missing, if the
-            model needs an operation that LiteRT does not have, or if a
-            converted model does not answer like the one in TensorFlow.
+        UserError: As `export.export`. Also if the model needs an operation that
+            LiteRT does not have, or if a converted model does not answer like
+            the one in TensorFlow.
+        ModuleNotFoundError: Without ai-edge-litert.
     """
-    _import_runtime("interpreter")
+    import ai_edge_litert  # noqa: F401  # fails before the conversion
+
     config = config.replace(text_signatures=True)  # the tokenizer is needed
     export_dir = config.export_dir.rstrip("/")
     rows: list[Row] = []
@@ -113,22 +114,12 @@ def _head(run: LoadedRun) -> TaskHeadConfig | None:
     return model.head_config if isinstance(model, AlbertForTask) else None
 
 
-def _import_runtime(module: str) -> Any:
-    """A module of ai-edge-litert."""
-    try:
-        return importlib.import_module(f"ai_edge_litert.{module}")
-    except ImportError as error:
-        raise UserError(
-            "ai-edge-litert must be installed for --format=litert",
-            received=first_line(error),
-            remedy="pip install 'albert-tf[litert]'",
-        ) from None
-
-
 def _convert_all(
     config: ExportConfig, run: LoadedRun, texts: Sequence[Text]
 ) -> Iterator[tuple[Row, bytes]]:
     """The model in TensorFlow, then the converted models, verified."""
+    from ai_edge_litert.interpreter import Interpreter
+
     length = run.run.data.max_seq_length
     assert run.tokenizer is not None
     samples = make_samples(run.run, run.tokenizer, texts)
@@ -149,7 +140,7 @@ def _convert_all(
         content = _convert(run, fixed_length, quantize, samples)
         times_ms = []
         for num_threads in _THREADS:
-            interpreter = _import_runtime("interpreter").Interpreter(
+            interpreter = Interpreter(
                 model_content=content, num_threads=num_threads
             )
             runner = interpreter.get_signature_runner()
@@ -348,11 +339,12 @@ def _round_products(converter: Any, samples: Sequence[Sample]) -> bytes:
     converter.representative_dataset = lambda: (
         _pad(sample.inputs, longest) for sample in samples[:_MAX_CALIBRATION]
     )
-    operators = vars(_import_runtime("schema_py_generated").BuiltinOperator)
+    from ai_edge_litert.schema_py_generated import BuiltinOperator
+
     options = tf.lite.experimental.QuantizationDebugOptions(
         denylisted_ops=[
             name
-            for name in operators
+            for name in vars(BuiltinOperator)
             if name.isupper() and name != "FULLY_CONNECTED"
         ]
     )
@@ -369,7 +361,8 @@ def _share_buffers(content: bytes) -> bytes:
 
     The converter stores a copy of a weight for each way in which it is read.
     """
-    schema = _import_runtime("schema_py_generated")
+    from ai_edge_litert import schema_py_generated as schema
+
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     first: dict[bytes, int] = {}
     same = {}

@@ -79,15 +79,15 @@ def make_samples(
     Texts have masks for a pretrained model.
     """
     length = run.data.max_seq_length
-    head = run.head if isinstance(run, FinetuningConfig) else None
     samples = []
     for begin in range(0, len(texts), batch_size):
         chosen = texts[begin : begin + batch_size]
         first = [text.first for text in chosen]
-        if head is None:
+        if not isinstance(run, FinetuningConfig):
             inputs = tokenizer.encode(first, None, length)._asdict()
             samples.append(_mask(inputs, np.random.default_rng(begin)))
             continue
+        head = run.head
         is_choice = head.kind == MULTIPLE_CHOICE
         count = head.num_choices if is_choice else 1
         second: list[str] | None = [

@@ -17,6 +17,7 @@ from albert_tf.config import ConvertConfig, ExportConfig
 from albert_tf.convert_checkpoint import main as convert
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import main as export
+from albert_tf.io import faults
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.serving import litert
 from tests.helpers.exports import HEADS, SENTENCES, answer_as_served
@@ -309,7 +310,8 @@ def test_a_model_that_answers_otherwise_is_not_written(
 
     monkeypatch.setattr(litert, "run_all", answer)
     monkeypatch.setattr(litert, "_convert", lambda *_: b"")
-    monkeypatch.setattr(litert, "_import_runtime", unittest.mock.MagicMock())
+    for name in "ai_edge_litert", "ai_edge_litert.interpreter":
+        monkeypatch.setitem(sys.modules, name, unittest.mock.MagicMock())
     with pytest.raises(UserError, match=message):
         export(
             ExportConfig(
@@ -325,10 +327,7 @@ def test_a_model_that_answers_otherwise_is_not_written(
 
 def test_a_missing_runtime_is_named(run_dir, text_file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    monkeypatch.delitem(
-        sys.modules, "ai_edge_litert.interpreter", raising=False
-    )
-    with pytest.raises(UserError, match=r"pip install 'albert-tf\[litert\]'"):
+    with pytest.raises(ModuleNotFoundError) as missing:
         export(
             ExportConfig(
                 run_dir=str(run_dir),
@@ -337,3 +336,6 @@ def test_a_missing_runtime_is_named(run_dir, text_file, tmp_path, monkeypatch):
                 text_file=text_file,
             )
         )
+    explained = str(faults.explain(missing.value))
+    assert "pip install 'albert-tf[litert]'" in explained
+    assert not (tmp_path / "litert").exists()
