@@ -118,6 +118,8 @@ class Jobs:
                         del self._active[job]
                         if self._is_retried(job, process.returncode):
                             waiting.insert(0, job)
+                        ended = sum(job.status is not None for job in jobs)
+                        logging.info("%d of %d have ended", ended, len(jobs))
 
     def _starts(self, job: Job) -> bool:
         """Starts a job if it can, or fails it if it never can."""
