@@ -45,7 +45,7 @@ from albert_tf.records.features import (
     sha256_of,
 )
 from albert_tf.records.tokenization import Tokenizer
-from data_prep import near_duplicates
+from data_prep import near_duplicates, text
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
 from data_prep.quality import find_fault
@@ -76,14 +76,6 @@ from data_prep.shuffle import (
     SpillFiles,
     count_earlier_equals,
     rekey_duplicates,
-)
-from data_prep.text import (
-    Source,
-    check_inputs,
-    describe_breaking,
-    find_inputs,
-    find_versions,
-    read_documents,
 )
 
 # By sentence objective; increased when the same text and settings give other
@@ -132,18 +124,18 @@ def build_records(config: RecordsConfig) -> None:
     notes = files.list_files(posixpath.join(output_dir, NOTES_DIR), "*")
     unfinished_path = posixpath.join(output_dir, UNFINISHED_FILE)
     written += [*notes, unfinished_path, *_find_records(output_dir)]
-    found = find_inputs(config, written)
+    found = text.find_inputs(config, written)
     # Finished records may be on a medium that is not writable.
     metadata_path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
     if not files.exists(metadata_path) or files.exists(unfinished_path):
         for path in filter(None, (output_dir, config.scratch_dir)):
             check_writable(posixpath.join(path, "writable"))
-    sources = check_inputs(found, config)
+    sources = text.check_inputs(found, config)
     digests = list(sources.values())
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     # Finished records stay valid with other versions of libraries, but one
     # build must not mix them.
-    versions = find_versions(config)
+    versions = text.find_versions(config)
     versions["fonttools"] = importlib.metadata.version("fonttools")
     if config.near_duplicates != "keep":
         versions["datasketch"] = importlib.metadata.version("datasketch")
@@ -202,7 +194,7 @@ def _digest_inputs(
         "schema_version": _EXAMPLES_VERSION[config.sentence_objective],
         "vocabulary_sha256": tokenizer.sha256,
         "inputs": digests,
-        **describe_breaking(config),
+        **text.describe_breaking(config),
     }
     return sha256_of(json.dumps(described, sort_keys=True).encode())
 
@@ -253,7 +245,7 @@ def _make_state(
 
 
 def _build_shards(
-    state: _State, sources: Mapping[Source, str], unfinished: Artifact
+    state: _State, sources: Mapping[text.Source, str], unfinished: Artifact
 ) -> BuiltRecords:
     """Builds all shards."""
     config = state.config
@@ -297,7 +289,7 @@ _UnitTask = tuple[str, str, list[list[str]]]
 
 def _make_units(
     state: _State,
-    sources: Mapping[Source, str],
+    sources: Mapping[text.Source, str],
     processes: Processes,
     kind: str,
     make: Callable[[_State, _UnitTask], int],
@@ -312,7 +304,9 @@ def _make_units(
     num_units = num_made = 0
     noun = "examples" if kind == _UNITS else kind
     with show_progress(f"making {noun}", num_bytes) as bar:
-        documents = read_documents(sources, state.config, bar.update, skipped)
+        documents = text.read_documents(
+            sources, state.config, bar.update, skipped
+        )
 
         def tasks() -> Iterator[_UnitTask]:
             nonlocal num_units
@@ -467,7 +461,9 @@ def _sum_units(state: _State) -> BuiltRecords:
 
 
 def _check_not_empty(
-    config: RecordsConfig, built: BuiltRecords, sources: Mapping[Source, str]
+    config: RecordsConfig,
+    built: BuiltRecords,
+    sources: Mapping[text.Source, str],
 ) -> None:
     """Refuses a corpus that gives no examples for a split."""
     if not built.num_examples.total():

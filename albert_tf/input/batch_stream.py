@@ -12,13 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from albert_tf.config import DataConfig
-from albert_tf.input import record_format
-from albert_tf.input.pipeline import (
-    Lane,
-    MakeDataset,
-    synthetic_dataset,
-    training_dataset,
-)
+from albert_tf.input import pipeline, record_format
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.records.features import features_to_read
@@ -59,19 +53,19 @@ class BatchStream:
             pretraining_format, config=config
         )
 
-    def open(self, step: int) -> MakeDataset:
+    def open(self, step: int) -> pipeline.MakeDataset:
         """The stream from a step to `next_change(step)`.
 
         As a function that tf.distribute calls, which opens it.
         """
         phase, batch = self.locate(step)
         if self._config.synthetic_input:
-            return synthetic_dataset(
+            return pipeline.synthetic_dataset(
                 self._config,
                 features_to_read("static", self._config.packing),
                 self._format_of(phase.records).limits,
             )
-        return training_dataset(
+        return pipeline.training_dataset(
             phase.records,
             self._config,
             self._phase_seed(phase),
@@ -110,7 +104,9 @@ class BatchStream:
         phase, batch = self.locate(first)
         last_batch = batch + (last - first) + READ_AHEAD_BATCHES
         lanes = [
-            Lane.of(n, phase.records, self._config, self._phase_seed(phase))
+            pipeline.Lane.of(
+                n, phase.records, self._config, self._phase_seed(phase)
+            )
             for n in range(self._config.input_lanes)
         ]
         files = {

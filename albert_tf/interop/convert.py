@@ -16,21 +16,11 @@ from albert_tf.config import (
     PretrainingConfig,
     TrainingConfig,
     flatten,
-)
-from albert_tf.config.task import (
-    EMBEDDING,
-    FinetuningDataConfig,
-    FinetuningTrainingConfig,
+    task,
 )
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.formats import HUGGING_FACE, RUN
-from albert_tf.interop.hugging_face import (
-    KEY,
-    NULL_THRESHOLD,
-    TASKS,
-    class_name,
-)
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import (
     load_json_if_any,
@@ -119,14 +109,14 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     )
     if weights.head:
         settings = dict(weights.settings)
-        threshold = settings.pop(NULL_THRESHOLD, None)
+        threshold = settings.pop(hugging_face.NULL_THRESHOLD, None)
         if threshold is not None:
             path = posixpath.join(directory, NULL_THRESHOLD_FILE)
-            write_json(path, {NULL_THRESHOLD: threshold})
+            write_json(path, {hugging_face.NULL_THRESHOLD: threshold})
         config = FinetuningConfig(
             model=weights.config,
-            data=FinetuningDataConfig(max_seq_length=length),
-            training=FinetuningTrainingConfig(output_dir=run_dir),
+            data=task.FinetuningDataConfig(max_seq_length=length),
+            training=task.FinetuningTrainingConfig(output_dir=run_dir),
             head=weights.head,
         ).replace(**settings)
     write_config(directory, config)
@@ -165,21 +155,22 @@ _SETTINGS = (
 def make_model_card(weights: ModelWeights, licence: str = "") -> str:
     """The Hub's metadata, then Markdown: the model, its records, its run."""
     head, step, run_dir = weights.head, weights.step, weights.run_dir
-    name = class_name(weights).removeprefix("Albert")
+    name = hugging_face.class_name(weights).removeprefix("Albert")
     model = f"AutoModel{name.removeprefix('Model')}"
     library = "transformers"
     example = f"""    from transformers import AutoTokenizer, {model}
 
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = {model}.from_pretrained(FOLDER)"""
-    if head and head.kind == EMBEDDING:
+    if head and head.kind == task.EMBEDDING:
         library = "sentence-transformers"
         example = """    from sentence_transformers import SentenceTransformer
 
     embeddings = SentenceTransformer(FOLDER).encode(["Some text."])"""
     if head:
         what = f"fine-tuned for {head.kind.replace('_', ' ')}"
-        note = f" `{KEY}` in `config.json` describes how it reads text."
+        key = hugging_face.KEY
+        note = f" `{key}` in `config.json` describes how it reads text."
     else:
         what, note = "pretrained", _SENTENCE_CLASSES[weights.sentence_objective]
     facts = _describe_run(run_dir, step) if run_dir else {}
@@ -187,7 +178,7 @@ def make_model_card(weights: ModelWeights, licence: str = "") -> str:
     return f"""---
 license: {licence or "unknown"}
 library_name: {library}
-pipeline_tag: {TASKS[head.kind].pipeline if head else "fill-mask"}
+pipeline_tag: {hugging_face.TASKS[head.kind].pipeline if head else "fill-mask"}
 tags:
 - albert
 - albert_tf

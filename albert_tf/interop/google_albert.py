@@ -23,13 +23,7 @@ from absl import logging
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.interop.weight_names import (
-    ModelWeights,
-    check_arrays,
-    fill_heads,
-    has_sentence_head,
-    list_weights,
-)
+from albert_tf.interop import weight_names
 from albert_tf.io.files import exists
 from albert_tf.runs.checkpoints import READING_ERRORS
 
@@ -40,7 +34,7 @@ _STEP_NAME = "global_step"
 _SUFFIXES = {"": "", "/adam_m": "/m", "/adam_v": "/v"}  # theirs -> ours
 
 
-def read(path: str) -> ModelWeights:
+def read(path: str) -> weight_names.ModelWeights:
     """Reads a checkpoint with its architecture and vocabulary.
 
     Without pooler and sentence head, the sentence objective is "none". Missing
@@ -74,7 +68,7 @@ def read(path: str) -> ModelWeights:
             f"{_STEP_NAME} in {prefix} must be a non-negative integer",
             received=f"{steps.dtype} {steps}",
         )
-    return ModelWeights.of_arrays(
+    return weight_names.ModelWeights.of_arrays(
         config,
         objective,
         arrays,
@@ -93,12 +87,12 @@ def _read_variables(
     dtypes = reader.get_variable_to_dtype_map()
     wanted = {
         weight.google_albert + theirs: (weight.path + ours, weight.shape)
-        for weight in list_weights(config)
+        for weight in weight_names.list_weights(config)
         for theirs, ours in _SUFFIXES.items()
     }
     stored = {wanted[name][0]: name for name in shapes if name in wanted}
-    objective = "sop" if has_sentence_head(stored) else "none"
-    weights = list_weights(config, objective)
+    objective = "sop" if weight_names.has_sentence_head(stored) else "none"
+    weights = weight_names.list_weights(config, objective)
     if len(stored) < len(_SUFFIXES) * len(weights):  # without all moments
         paths = [w.path for w in weights if w.path in stored]
         stored = {path: stored[path] for path in paths}
@@ -121,12 +115,14 @@ def _read_variables(
     for path, name in (stored | {name: name for name in unknown}).items():
         dtype = "float32" if dtypes[name].is_floating else dtypes[name].name
         found[path] = tuple(shapes[name]), dtype
-    check_arrays({p: wanted[n][1] for p, n in stored.items()}, found, prefix)
+    weight_names.check_arrays(
+        {p: wanted[n][1] for p, n in stored.items()}, found, prefix
+    )
     arrays = {
         path: reader.get_tensor(name).astype(np.float32)
         for path, name in stored.items()
     }
-    fill_heads(arrays, weights, config, prefix)
+    weight_names.fill_heads(arrays, weights, config, prefix)
     step = reader.get_tensor(_STEP_NAME) if _STEP_NAME in shapes else 0
     return objective, arrays, np.asarray(step)
 

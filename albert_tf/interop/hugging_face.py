@@ -45,19 +45,9 @@ from albert_tf.config import (
     FinetuningConfig,
     ModelConfig,
     TaskHeadConfig,
+    task,
 )
 from albert_tf.config.settings import find_setting
-from albert_tf.config.task import (
-    CLASSIFICATION,
-    EMBEDDING,
-    KINDS,
-    MULTI_LABEL,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
-    FinetuningDataConfig,
-)
 from albert_tf.errors import UserError, first_line
 from albert_tf.interop.weight_names import (
     ModelWeights,
@@ -274,7 +264,7 @@ def write(weights: ModelWeights, directory: str) -> None:
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)
         tensors[f"{_PROJECTION}.bias"] = np.zeros(size, np.float32)
-    if weights.head and weights.head.kind == EMBEDDING:
+    if weights.head and weights.head.kind == task.EMBEDDING:
         # `AlbertModel` has a pooler, which embeddings do not read.
         size = config.hidden_size
         tensors[f"{_POOLER}weight"] = np.zeros((size, size), np.float32)
@@ -366,32 +356,26 @@ class TaskOfTransformers(NamedTuple):
 
     class_name: str
     pipeline: str
-    settings: tuple[str, ...]
+    settings: tuple[str, ...] = ("max_seq_length",)
 
 
 _SEQUENCES = TaskOfTransformers(
-    "AlbertForSequenceClassification",
-    "text-classification",
-    ("max_seq_length",),
+    "AlbertForSequenceClassification", "text-classification"
 )
 TASKS = {
-    CLASSIFICATION: _SEQUENCES,
-    REGRESSION: _SEQUENCES,
-    MULTI_LABEL: _SEQUENCES,
-    EMBEDDING: TaskOfTransformers(
-        "AlbertModel", "sentence-similarity", ("max_seq_length",)
+    task.CLASSIFICATION: _SEQUENCES,
+    task.REGRESSION: _SEQUENCES,
+    task.MULTI_LABEL: _SEQUENCES,
+    task.EMBEDDING: TaskOfTransformers("AlbertModel", "sentence-similarity"),
+    task.TOKEN_CLASSIFICATION: TaskOfTransformers(
+        "AlbertForTokenClassification", "token-classification"
     ),
-    TOKEN_CLASSIFICATION: TaskOfTransformers(
-        "AlbertForTokenClassification",
-        "token-classification",
-        ("max_seq_length",),
-    ),
-    MULTIPLE_CHOICE: TaskOfTransformers(
+    task.MULTIPLE_CHOICE: TaskOfTransformers(
         "AlbertForMultipleChoice",
         "multiple-choice",
         ("max_seq_length", "max_qa_length"),
     ),
-    QUESTION_ANSWERING: TaskOfTransformers(
+    task.QUESTION_ANSWERING: TaskOfTransformers(
         "AlbertForQuestionAnswering",
         "question-answering",
         (
@@ -405,9 +389,9 @@ TASKS = {
     ),
 }
 _PROBLEM_TYPES = {
-    CLASSIFICATION: "single_label_classification",
-    REGRESSION: "regression",
-    MULTI_LABEL: "multi_label_classification",
+    task.CLASSIFICATION: "single_label_classification",
+    task.REGRESSION: "regression",
+    task.MULTI_LABEL: "multi_label_classification",
 }
 
 
@@ -481,14 +465,14 @@ def format_config(weights: ModelWeights) -> bytes:
         )
     if head and head.kind in _PROBLEM_TYPES:
         values["problem_type"] = _PROBLEM_TYPES[head.kind]
-    if head and head.kind == REGRESSION:
+    if head and head.kind == task.REGRESSION:
         values["id2label"] = {"0": "value"}
-    if head and KINDS[head.kind].has_classes:
+    if head and task.KINDS[head.kind].has_classes:
         values |= {
             "id2label": {str(i): name for i, name in enumerate(head.labels)},
             "label2id": {name: i for i, name in enumerate(head.labels)},
         }
-    if head and head.kind == MULTIPLE_CHOICE:
+    if head and head.kind == task.MULTIPLE_CHOICE:
         values["num_choices"] = head.num_choices
     if weights.settings:
         # JSON has no infinity, the threshold of a model that answers every
@@ -507,29 +491,27 @@ def read_task(
 
     None and {} for a pretrained model. `model` limits the length of a sequence.
     """
-    problem = stored.get("problem_type")
     names = stored.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
-    if name == TASKS[CLASSIFICATION].class_name:
+    kinds = {found.class_name: kind for kind, found in TASKS.items()}
+    kind = kinds.get(str(name))  # JSON of any type
+    if kind is None or (kind == task.EMBEDDING and KEY not in stored):
+        return None, {}
+    labels: tuple[str, ...] = ()
+    if kind in _PROBLEM_TYPES or task.KINDS[kind].has_classes:
         labels = _read_labels(stored, path)
-        head = TaskHeadConfig(REGRESSION)
-        if problem == _PROBLEM_TYPES[MULTI_LABEL]:
-            head = TaskHeadConfig(MULTI_LABEL, labels)
-        elif len(labels) > 1 and problem != REGRESSION:
-            head = TaskHeadConfig(CLASSIFICATION, labels)
-    elif name == TASKS[TOKEN_CLASSIFICATION].class_name:
-        labels = _read_labels(stored, path)
-        head = TaskHeadConfig(TOKEN_CLASSIFICATION, labels)
-    elif name == TASKS[MULTIPLE_CHOICE].class_name:
+    if kind in _PROBLEM_TYPES:
+        problem = stored.get("problem_type")
+        kind = task.CLASSIFICATION
+        if problem == _PROBLEM_TYPES[task.MULTI_LABEL]:
+            kind = task.MULTI_LABEL
+        elif len(labels) < 2 or problem == _PROBLEM_TYPES[task.REGRESSION]:
+            kind, labels = task.REGRESSION, ()
+    num_choices = 2 if kind == task.EMBEDDING else 1
+    if kind == task.MULTIPLE_CHOICE:
         # transformers ignores this setting; its documentation has 2 choices.
         num_choices = stored.get("num_choices", 2)
-        head = TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
-    elif name == TASKS[EMBEDDING].class_name and KEY in stored:
-        head = TaskHeadConfig(EMBEDDING, num_choices=2)
-    elif name == TASKS[QUESTION_ANSWERING].class_name:
-        head = TaskHeadConfig(QUESTION_ANSWERING)
-    else:
-        return None, {}
+    head = TaskHeadConfig(kind, labels, num_choices=num_choices)
     settings = stored.get(KEY, {})
     where = f"{KEY} in {path}"
     known = TASKS[head.kind].settings
@@ -545,7 +527,7 @@ def read_task(
         infinite = {NULL_THRESHOLD: math.inf}
     finite = {n: value for n, value in settings.items() if n not in infinite}
     positions = model.max_position_embeddings
-    length = min(FinetuningDataConfig.max_seq_length, positions)
+    length = min(task.FinetuningDataConfig.max_seq_length, positions)
     try:
         config = FinetuningConfig().replace(
             max_position_embeddings=positions,

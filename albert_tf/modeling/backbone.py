@@ -14,17 +14,11 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.modeling import kernels
+from albert_tf.modeling import kernels, layers
 from albert_tf.modeling.attention import SelfAttention
 from albert_tf.modeling.attention_bias import AttentionBias, attention_bias
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.heads import Pooler
-from albert_tf.modeling.layers import (
-    Embeddings,
-    FeedForward,
-    Projection,
-    initializer,
-)
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 # The registers of a TPU.
@@ -60,10 +54,10 @@ class Encoder(keras.layers.Layer):
         self.remat = remat
         self.projection = None
         if config.embedding_size != config.hidden_size:
-            self.projection = Projection(
+            self.projection = layers.Projection(
                 config.embedding_size,
                 config.hidden_size,
-                initializer(config),
+                layers.initializer(config),
                 dtype,
                 "embedding_hidden_mapping_in",
             )
@@ -83,7 +77,7 @@ class Encoder(keras.layers.Layer):
         self.blocks = [
             (
                 sublayer("attention", SelfAttention, layer, inner),
-                sublayer("ffn", FeedForward, layer, inner),
+                sublayer("ffn", layers.FeedForward, layer, inner),
             )
             for layer in range(config.num_hidden_layers)
             for inner in range(config.inner_group_num)
@@ -228,7 +222,7 @@ class AlbertBackbone(keras.layers.Layer):
             )
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        self.embeddings = Embeddings(config)
+        self.embeddings = layers.Embeddings(config)
         self.encoder = Encoder(config, dtype, remat)
         self.pooler = Pooler(config) if has_pooler else None
 
@@ -237,7 +231,7 @@ class AlbertBackbone(keras.layers.Layer):
         if self.pooler is not None:
             # Each call of `initializer` draws a seed, so the order of the calls
             # decides the initial weights: the pooler precedes the embeddings.
-            self.pooler.kernel_initializer = initializer(self.config)
+            self.pooler.kernel_initializer = layers.initializer(self.config)
         with keras.name_scope(self.name, override_parent=""):
             self.embeddings.build()
             self.encoder.build()
