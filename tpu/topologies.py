@@ -31,10 +31,6 @@ _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 class Slice:
     """A slice: chips that are connected by a dedicated network.
 
-    Attributes:
-        version: E.g. "v5e".
-        shape: Chips in each dimension of the network.
-
     Example:
         >>> pod_part = Slice("v5e", (4, 4))
         >>> str(pod_part), pod_part.num_cores
@@ -43,8 +39,8 @@ class Slice:
         441
     """
 
-    version: str
-    shape: tuple[int, ...]
+    version: str  # e.g. "v5e"
+    shape: tuple[int, ...]  # chips in each dimension of the network
 
     @property
     def chip(self) -> TPUChip:
@@ -62,17 +58,15 @@ class Slice:
     def __str__(self) -> str:
         return f"{self.version}:{'x'.join(map(str, self.shape))}"
 
-    def libtpu_name(self) -> str:
-        """The slice to request from libtpu: of at least the chips of a host."""
+    def libtpu_arguments(self) -> dict[str, Any]:
+        """The request to libtpu: of at least the chips of a host."""
         shape = (2, 2) if self.shape == (1, 1) else self.shape
-        return str(Slice(self.version, shape))
-
-    def libtpu_options(self) -> dict[str, Any]:
-        """Further arguments of the request to libtpu."""
-        options = dict(self.chip.options)
-        if options:
-            options["wrap"] = tuple(size >= 4 for size in self.shape)
-        return options
+        wrap = {"wrap": tuple(size >= 4 for size in shape)}
+        return {
+            "topology_name": str(Slice(self.version, shape)),
+            **self.chip.options,
+            **(wrap if self.chip.options else {}),
+        }
 
     def all_reduce_seconds(self, num_bytes: int) -> float:
         """A lower bound of the time to sum `num_bytes` over all cores.

@@ -58,20 +58,14 @@ def check_installed() -> dict[str, str]:
 
 
 def slice_devices(where: Slice) -> list[Any]:
-    """Returns libtpu's descriptions of the cores of a slice.
-
-    Raises:
-        UserError: If libtpu does not know the slice.
-    """
+    """Returns libtpu's descriptions of the cores of a slice."""
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
     try:
         description = topologies.get_topology_desc(
-            platform="tpu",
-            topology_name=where.libtpu_name(),
-            **where.libtpu_options(),
+            platform="tpu", **where.libtpu_arguments()
         )
     except Exception as error:
         raise UserError(

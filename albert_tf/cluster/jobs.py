@@ -40,8 +40,6 @@ class Job:
     """A command to run.
 
     Attributes:
-        name: Its name in the log.
-        command: The program and its arguments.
         log, output: Files for standard error, which is appended, and for
             standard output of the last process.
         needs: A job that must succeed before this one starts.
@@ -73,9 +71,9 @@ class Jobs:
 
     Attributes:
         limit: Number of jobs to run at the same time.
-        environment: Environment of the jobs; None is that of this process.
-        open_files: Descriptors of open files that the jobs inherit, e.g. of a
-            lock that lasts until all of them have ended.
+        environment: None is that of this process.
+        open_files: Descriptors that the jobs inherit, e.g. of a lock that
+            lasts until all of them have ended.
         ends_with_parent: Whether jobs stop when this process is killed; on
             Linux.
         interrupted: The signal that interrupted the jobs; 0 without one.

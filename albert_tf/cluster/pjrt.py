@@ -135,8 +135,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     """The replica context of a program that is lowered for one replica.
 
     Args:
-        replica_id: int32 scalar, the number of the replica; an argument of the
-            program.
+        replica_id: int32 scalar, an argument of the program.
     """
 
     def __init__(self, num_replicas: int, replica_id: tf.Tensor) -> None:
@@ -147,11 +146,9 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     def num_replicas_in_sync(self) -> int:
         return self._num_replicas
 
-    def all_reduce(
-        self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
         """Sums nested tensors over all replicas, one by one."""
-        assert reduce_op == tf.distribute.ReduceOp.SUM and options is None
+        assert reduce_op == tf.distribute.ReduceOp.SUM
         if self._num_replicas == 1:
             return value
         # The only collective that can be lowered without the devices.
@@ -168,9 +165,9 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             value,
         )
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: Any, axis: int) -> Any:
         """The value itself: `Program` joins the rows of all replicas."""
-        assert axis == 0 and options is None
+        assert axis == 0
         return value
 
 
@@ -179,10 +176,8 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
 
     A program copies the values of its variables to the devices, where they stay
     and are updated. `read` returns them; after an assignment to a variable on
-    the host, `forget` makes the next program copy it again.
-
-    Args:
-        devices: Devices of JAX, of all processes.
+    the host, `forget` makes the next program copy it again. `devices` are those
+    of all processes.
     """
 
     def __init__(self, devices: Iterable[Any]) -> None:
@@ -219,25 +214,17 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
         return self.local_devices[0].process_index
 
     @property
-    def loss_errors(self) -> tuple[type[Exception], ...]:
-        """The errors of JAX if another process does not answer."""
-        import jax
-
-        return (jax.errors.JaxRuntimeError,)
-
-    @property
     def device_type(self) -> str:
         """The type of all devices: "CPU", "GPU" or "TPU"."""
         return self.devices[0].platform.upper()
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Any, options: Any = None
+        self, dataset_fn: Any
     ) -> Iterable[dict[str, Any]]:
         """The global batches, as arrays of JAX.
 
         They reach the devices while these compute the steps before.
         """
-        assert options is None
         return _Batches(self, dataset_fn)
 
     # Values on the devices.
@@ -321,28 +308,22 @@ def _strategy_of(variable: tf.Variable) -> PjrtStrategy | None:
     return strategy if isinstance(strategy, PjrtStrategy) else None
 
 
+@dataclasses.dataclass
 class _Batches:
     """The batches of a dataset of per-replica batches; can be iterated."""
 
-    def __init__(
-        self,
-        strategy: PjrtStrategy,
-        make: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-    ) -> None:
-        self._strategy = strategy
-        self._make = make
+    strategy: PjrtStrategy
+    make: Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        strategy = self._strategy
-        dataset = self._make(
-            tf.distribute.InputContext(
-                strategy.num_processes,
-                strategy.process_index,
-                strategy.num_replicas_in_sync,
-            )
+        strategy = self.strategy
+        context = tf.distribute.InputContext(
+            strategy.num_processes,
+            strategy.process_index,
+            strategy.num_replicas_in_sync,
         )
         parts = []
-        for batch in dataset:
+        for batch in self.make(context):
             parts.append({n: value.numpy() for n, value in batch.items()})
             if len(parts) == len(strategy.local_devices):
                 yield strategy.join_rows(parts)
@@ -379,7 +360,6 @@ class Program:
         """The results of the function, on the devices.
 
         Args:
-            batch: Of `distribute_datasets_from_function`.
             flags: Numbers of this process; float32 scalars in the function.
 
         Raises:
@@ -416,9 +396,6 @@ class Program:
         Returns:
             A `jax.stages.Compiled`. It takes the variables that it updates,
             those that it only reads, the batch and the flags.
-
-        Raises:
-            UserError: If the devices have too little memory.
         """
         import jax
 
@@ -504,11 +481,7 @@ class Program:
     def _too_large(
         self, said: str, used: float, limit: float, batch: Mapping[str, Any]
     ) -> UserError:
-        """The error, with the micro-batches that would fit, if it knows.
-
-        Args:
-            used, limit: Bytes that the program needs, and that there are.
-        """
+        """The error, with the micro-batches that would fit, if it knows."""
         rows = next(iter(batch.values())).shape[0]
         rows //= self._strategy.num_replicas_in_sync
         # Weights, moments and, a third of these, gradients.
@@ -532,21 +505,14 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The program of one replica.
+    """The program of one replica."""
 
-    Attributes:
-        function: Of TensorFlow; takes the number of the replica, the values of
-            the batch, and the flags.
-        outputs: Its results, as symbolic tensors.
-        updated: The variables that it updates.
-        read: The variables that it only reads.
-        lowered: The same program, for JAX.
-    """
-
+    # Of TensorFlow; takes the number of the replica, the values of the batch,
+    # and the flags.
     function: Callable[..., Any]
-    outputs: Any
+    outputs: Any  # symbolic tensors
     updated: list[tf.Variable]
-    read: list[tf.Variable]
+    read: list[tf.Variable]  # but not updated
     lowered: jax_private.Lowered
 
 

@@ -50,8 +50,8 @@ class StopRequest:
     Attributes:
         flag: float32 scalar on the host: 1 if the run should stop. The program
             on the devices reads it.
-        reason: Why the run should stop; "" if it should not.
-        exit_status: Exit status of the process after the stop.
+        reason: "" if the run should not stop.
+        exit_status: Of the process after the stop.
     """
 
     flag: tf.Variable

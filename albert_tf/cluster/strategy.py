@@ -121,8 +121,6 @@ def per_replica_batch_size(
 
     Args:
         name: The setting that holds `batch_size`, for the error.
-        batch_size: Number of rows over all replicas.
-        num_micro_batches: Number of micro-batches per replica.
 
     Raises:
         UserError: If the batch cannot be divided evenly.

@@ -37,14 +37,11 @@ ACCELERATORS = ("/dev/nvidia*", "/dev/accel*", "/dev/vfio/*")
 
 
 class Installed(NamedTuple):
-    """An installed package, its version or "none", and what is to be done.
-
-    `remedy` is "" if the project works with this version.
-    """
+    """A package that a run needs."""
 
     name: str
-    version: str
-    remedy: str = ""
+    version: str  # or "none"
+    remedy: str = ""  # unless the project works with this version
 
 
 def import_tensorflow() -> None:
@@ -158,19 +155,12 @@ def _limits() -> dict[str, SpecifierSet]:
 
 
 def software() -> dict[str, str]:
-    """What may change the rounding of a run: packages and compiler flags.
-
-    Returns:
-        Versions by package, and each variable of `COMPILER_VARIABLES` that is
-        set.
-    """
-    installed = {one.name: one.version for one in check_installed()}
-    variables = {
-        name: os.environ[name]
-        for name in COMPILER_VARIABLES
-        if os.environ.get(name)
+    """What may change the rounding of a run: versions and compiler flags."""
+    flags = {name: os.getenv(name, "") for name in COMPILER_VARIABLES}
+    return {
+        **{one.name: one.version for one in check_installed()},
+        **{name: value for name, value in flags.items() if value},
     }
-    return {**installed, **variables}
 
 
 def _judge(name: str, version: str, limits: SpecifierSet | None) -> Installed:

@@ -51,7 +51,6 @@ class Watchdog:
 
         Args:
             activity: What the block does, for the log.
-            usual_s: Its usual time in seconds; None if it is not known.
         """
         if not self.timeout_s:
             yield

@@ -98,13 +98,10 @@ def read_workers() -> tuple[list[str], int]:
 def wait_for_servers(
     addresses: Mapping[int, str], timeout_s: float, remedy: str
 ) -> None:
-    """Waits until the servers accept connections.
-
-    Args:
-        addresses: HOST:PORT by index of the worker.
+    """Waits until servers, HOST:PORT by index of the worker, are connectable.
 
     Raises:
-        RetryError: If some do not; it names them and has this remedy.
+        RetryError: If some are not; it names them and has this remedy.
     """
     deadline = time.monotonic() + timeout_s
     while silent := _name_silent(addresses):
@@ -165,15 +162,16 @@ def name_lost_workers(
             not answer.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    in_jax = isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1
     errors: tuple[type[Exception], ...] = LOSS_ERRORS
-    in_jax = False
-    if isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1:
-        in_jax = True
-        errors += strategy.loss_errors
-    who = "JAX" if in_jax else "TensorFlow"
+    if in_jax:
+        import jax
+
+        errors += (jax.errors.JaxRuntimeError,)
     try:
         yield
     except errors as error:
+        who = "JAX" if in_jax else "TensorFlow"
         said = f"{who} says: {first_line(error)[:200]}"
         addresses: Sequence[str] = ()
         if on_tpu:

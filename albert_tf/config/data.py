@@ -68,12 +68,7 @@ class MaskingConfig(SequenceConfig):
     )
 
     def describe_missing_predictions(self) -> str:
-        """Describes a P that is too small for `masked_lm_prob`.
-
-        Returns:
-            A warning; "" if an example of L tokens may have as many masked
-            tokens as `masked_lm_prob` says.
-        """
+        """Warns of a P too small for `masked_lm_prob`; "" if it fits."""
         allowed = self.max_predictions_per_seq
         needed = round(self.masked_lm_prob * self.max_seq_length)
         if needed <= allowed:

@@ -145,11 +145,10 @@ def parse(
 def parse_line(
     config_class: type[ConfigT], arguments: Sequence[str]
 ) -> ConfigT:
-    """Makes a config from the arguments of a command line.
+    """Makes a config from the arguments of a command line; see `parse`.
 
     Raises:
         absl.flags.Error: For a flag that does not exist, or its type.
-        UserError: See `parse`.
     """
     flag_values = absl_flags.FlagValues()
     define(config_class, flag_values)

@@ -102,10 +102,7 @@ class ModelConfig(Config, affects="model"):
 
     @classmethod
     def from_json_file(cls, path: str) -> Self:
-        """Loads an `albert_config.json`.
-
-        Args:
-            path: The file, local or gs://, or a name, e.g. albert_base_v2.
+        """Loads an `albert_config.json`, by path or name.
 
         Raises:
             UserError: For a missing file, invalid JSON or invalid values.
@@ -120,8 +117,7 @@ class ModelConfig(Config, affects="model"):
         """This architecture with some values replaced.
 
         Args:
-            overrides: Each is `NAME=VALUE`, or several of these joined by
-                commas. If a name is given more than once, its last value
+            overrides: Each is `NAME=VALUE,...`; the last value of a name
                 counts.
 
         Raises:

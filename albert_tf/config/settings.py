@@ -17,6 +17,7 @@ may resume with it. `affects` is
 A class can have another default: `class ModelConfig(Config, affects="model")`.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -112,11 +113,7 @@ def setting(
 
 
 def inherited(config_class: type, name: str, **changes: Any) -> Any:
-    """The setting `name` of a base class, with some arguments changed.
-
-    Args:
-        changes: `default`, or further arguments of `setting`.
-    """
+    """The setting `name` of a base class, with some arguments changed."""
     field = {f.name: f for f in dataclasses.fields(config_class)}[name]
     default = changes.pop("default", field.default)
     return dataclasses.field(
@@ -140,11 +137,7 @@ def fields_with_types(
 def settings_by_path(
     config_class: type, prefix: str = ""
 ) -> dict[str, dataclasses.Field]:
-    """Every setting of a config and of its nested configs, by dotted name.
-
-    Returns:
-        Fields by names such as `data.input_file`, as `flatten` gives them.
-    """
+    """All settings of a config and those nested in it, by dotted name."""
     found: dict[str, dataclasses.Field] = {}
     for field, field_type in fields_with_types(config_class):
         path = prefix + field.name
@@ -246,9 +239,8 @@ class Config:
     def replace(self, **values: Any) -> Self:
         """Returns a copy with new values, also of settings in nested configs.
 
-        Args:
-            values: New values by name. A name that is both a nested config
-                and a setting of a nested config means the setting.
+        A name that is both a nested config and a setting of a nested config
+        means the setting.
 
         Raises:
             TypeError: If there is no such setting.
@@ -279,7 +271,6 @@ class Config:
         """The inverse of `to_dict`; missing keys take their default.
 
         Args:
-            values: Settings by name; nested for nested dataclasses.
             source: The origin of the values, for error messages.
 
         Raises:
@@ -326,15 +317,11 @@ def parse_phases(
 ) -> tuple[tuple[int, ValueT], ...]:
     """Parses a schedule `STEP:VALUE,...`, with rising steps from 0.
 
-    Args:
-        text: The schedule; "" has no phases.
-        parse_value: Converts the text of a value, or raises a ValueError.
-
     Returns:
-        Pairs of first step and value.
+        Pairs of first step and value; none of "".
 
     Raises:
-        ValueError: If the schedule is malformed.
+        ValueError: If the schedule is malformed, or raised by `parse_value`.
     """
     phases: list[tuple[int, ValueT]] = []
     for phase in text.split(",") if text else ():
@@ -353,13 +340,11 @@ def find_setting(config: Config, name: str) -> Any:
     Raises:
         KeyError: If there is no such setting.
     """
-    for field, _field_type in fields_with_types(type(config)):
+    for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name == name:
             return value
         if isinstance(value, Config):
-            try:
+            with contextlib.suppress(KeyError):
                 return find_setting(value, name)
-            except KeyError:
-                pass
     raise KeyError(name)

@@ -14,6 +14,7 @@ inputs, by mistake. It goes through these steps:
 import contextlib
 import dataclasses
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,10 +107,6 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     Values that are not stored, e.g. of settings that an earlier version did not
     have, are ignored.
 
-    Args:
-        stored: JSON; may be nested.
-        now: JSON; may be nested.
-
     Example:
         >>> differences({"data": {"ngram": 3}}, {"data": {"ngram": 1, "k": 2}})
         ['data.ngram was 3 and is 1']
@@ -139,13 +136,15 @@ def check_writable(path: str) -> None:
     A command that fails must leave no directories: this makes no local ones,
     but writes to the closest one that exists.
     """
+    directory, name = os.path.split(path)
     if not files.is_remote(path):
-        directory = os.path.dirname(path)
-        while not os.path.exists(parent := os.path.dirname(path) or "."):
-            path = parent
-        if not os.path.isdir(parent):
-            files.make_directories(directory)  # raises the error
-    partial = path + files.PARTIAL_SUFFIX
+        while not os.path.exists(directory or "."):
+            directory = os.path.dirname(directory)
+        if not os.path.isdir(directory or "."):
+            files.make_directories(os.path.dirname(path))  # raises the error
+    # Other processes may do the same at the same time.
+    name += f"-{socket.gethostname()}-{os.getpid()}{files.PARTIAL_SUFFIX}"
+    partial = os.path.join(directory, name)
     files.write_bytes(partial, b"")
     files.remove(partial)
 

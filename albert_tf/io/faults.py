@@ -27,18 +27,33 @@ _NO_SCHEME = re.compile(
 )
 _INCOMPLETE_READ = "File contents are inconsistent"
 
-# TensorFlow asks for the metadata of the bucket itself before it writes.
-_ROLES = (
-    "To read, it needs storage.objects.get and storage.objects.list, e.g. by "
-    "the role roles/storage.objectViewer on the bucket. To write, it needs "
-    "storage.objects.create, storage.objects.delete and storage.buckets.get: "
-    "roles/storage.objectUser and roles/storage.legacyBucketReader"
-)
-
 # What TensorFlow puts around a message: the operation that failed.
 _OPERATION = re.compile(r"^{{.*}} | \[Op:\w+\].*$")
 
 _AGAIN = "Finished work is kept: run the same command again"
+
+# By the status of Cloud Storage: what the path must do, and what to do.
+_HTTP_FAULTS = {
+    401: (
+        "accept the credentials of this machine",
+        "There are none, or they have expired: run `gcloud auth "
+        "application-default login`, or attach a service account to the "
+        f"machine. {_AGAIN}.",
+    ),
+    403: (
+        "be accessible to the account of this machine",
+        "To read, it needs storage.objects.get and storage.objects.list, e.g. "
+        "by the role roles/storage.objectViewer on the bucket. To write, it "
+        "needs storage.objects.create, storage.objects.delete and, since "
+        "TensorFlow asks for the bucket itself, storage.buckets.get: "
+        "roles/storage.objectUser and roles/storage.legacyBucketReader. "
+        f"{_AGAIN}.",
+    ),
+    404: (
+        "exist",
+        "Check the path; another program may have removed it.",
+    ),
+}
 
 # What to do about the errors of a local file system.
 _REMEDIES = {
@@ -68,14 +83,10 @@ _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
 
 def explain(error: BaseException) -> UserError | None:
-    """Explains an error that a user can fix.
+    """The error to print instead of one of Python or TensorFlow.
 
-    Args:
-        error: Raised by Python or TensorFlow.
-
-    Returns:
-        The error to print instead, a `RetryError` if the same command may
-        succeed without a change; None for an error without a known remedy.
+    A `RetryError` if the same command may succeed without a change; None for
+    an error without a known remedy.
 
     Example:
         >>> print(explain(PermissionError(13, "Permission denied", "run/log")))
@@ -85,7 +96,12 @@ def explain(error: BaseException) -> UserError | None:
     if isinstance(error, UserError):
         return error
     if is_full_disk(error):
-        return _explain_full_disk(error)
+        reason = _OPERATION.sub("", str(error).splitlines()[0])
+        return UserError(
+            f"the disk is full: {reason}",
+            remedy="Finished work is kept; free some space (df) or inodes "
+            "(df -i), and run the same command again.",
+        )
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
@@ -145,16 +161,8 @@ def is_full_disk(error: BaseException) -> bool:
     """Whether Python or TensorFlow raised an error because the disk is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return type(
-        error
-    ).__name__ == "ResourceExhaustedError" and "No space left" in str(error)
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether TensorFlow raised an error because a file does not exist."""
-    return is_from_tensorflow(error) and (
-        type(error).__name__ == "NotFoundError"
-    )
+    is_exhausted = type(error).__name__ == "ResourceExhaustedError"
+    return is_exhausted and "No space left" in str(error)
 
 
 def is_incomplete_read(error: BaseException) -> bool:
@@ -173,15 +181,6 @@ def missing_bucket(path: str) -> UserError:
     )
 
 
-def _explain_full_disk(error: BaseException) -> UserError:
-    reason = _OPERATION.sub("", str(error).splitlines()[0])
-    return UserError(
-        f"the disk is full: {reason}",
-        remedy="Finished work is kept; free some space (df) or inodes (df -i), "
-        "and run the same command again.",
-    )
-
-
 def _explain_local(
     number: int | None, path: object, reason: str | None
 ) -> UserError | None:
@@ -196,34 +195,16 @@ def _explain_local(
 
 def _explain_remote(text: str, line: str) -> UserError | None:
     request = _REQUEST.search(text)
-    found = _REMOTE_PATH.search(text)
-    assert found
-    doing = request[1] if request else ""
-    path = (request[2] if request else found[0]).rstrip(".,:)")
+    path = request[2] if request else _REMOTE_PATH.findall(text)[0]
+    path = path.rstrip(".,:)")
     http = _HTTP_STATUS.search(text)
     status = int(http[1]) if http else 0
     if status == 404 and _BUCKET_IS_MISSING in text:
         return missing_bucket(path)
-    received = f"HTTP {status}" + (f" when {doing} it" if doing else "")
-    if status == 401:
-        return UserError(
-            f"{path} must accept the credentials of this machine",
-            received=f"{received}: there are none, or they have expired",
-            remedy="Run `gcloud auth application-default login`, or attach a "
-            f"service account to the machine. {_AGAIN}.",
-        )
-    if status == 403:
-        return UserError(
-            f"{path} must be accessible to the account of this machine",
-            received=received,
-            remedy=f"{_ROLES}. {_AGAIN}.",
-        )
-    if status == 404:
-        return UserError(
-            f"{path} must exist",
-            received=received,
-            remedy="Check the path; another program may have removed it.",
-        )
+    received = f"HTTP {status}" + (f" when {request[1]} it" if request else "")
+    if status in _HTTP_FAULTS:
+        must, remedy = _HTTP_FAULTS[status]
+        return UserError(f"{path} must {must}", received, remedy)
     if _INCOMPLETE_READ in text:
         return RetryError(
             f"{path} must be read completely",

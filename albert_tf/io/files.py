@@ -289,9 +289,6 @@ def new_directory(target: str, setting: str) -> Iterator[str]:
 def open_existing(path: str, mode: str = "r") -> Any:
     """Opens a file to read; text is UTF-8.
 
-    Args:
-        mode: "r" or "rb".
-
     Raises:
         FileNotFoundError: If the file does not exist.
         UserError: If its bucket does not exist, or if it is a pipe or device,
@@ -321,11 +318,7 @@ def keep_until_exit(name: str, content: bytes) -> str:
 
 
 def load_json(path: str) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        UserError: If the file is missing or is not JSON.
-    """
+    """The content of a JSON file; a UserError if it is missing or damaged."""
     content = load_json_if_any(path)
     if content is None:
         raise UserError(f"{path} must exist", received="no such file")
@@ -336,7 +329,7 @@ def load_json_if_any(path: str) -> Any:
     """The content of a JSON file; None if the file does not exist.
 
     Raises:
-        UserError: If the file is not JSON.
+        DamagedFileError: If the file is not JSON.
     """
 
     def load() -> Any:
@@ -351,7 +344,7 @@ def load_json_if_any(path: str) -> Any:
             ) from None
         except Exception as error:
             # Another program may remove a file that TensorFlow has just found.
-            if faults.is_missing(error):
+            if type(error).__name__ == "NotFoundError":
                 return None
             raise
 
@@ -371,11 +364,7 @@ def read_again_if_damaged(
 
     Args:
         read: Reads the file; called again after an incomplete read of gs://.
-        path: The file. A local file is read once.
         damage: An error after which `read` is called again, too.
-
-    Returns:
-        The result of the first read without such an error.
     """
     for attempt in range(1, READ_ATTEMPTS if is_remote(path) else 1):
         try:

@@ -68,8 +68,8 @@ def expand(
     """Replaces each `--flagfile` by the flags of its file.
 
     Args:
-        arguments: Words of a command line, or lines of a flag file.
-        parents: The flag files that lead to these lines, outermost first.
+        parents: If `arguments` are lines of a flag file, the flag files that
+            lead to them, outermost first.
 
     Raises:
         UserError: If a flag file does not exist or contains itself.

@@ -31,9 +31,6 @@ class TFRecordWriter:
     The caller opens and closes the file. The end of the `with` block, or
     `flush`, writes the records that are still in memory.
 
-    Args:
-        file: Open for writing bytes.
-
     Attributes:
         num_records: Number of records passed to `write`.
         num_bytes: Number of bytes written to the file, without the records
@@ -83,19 +80,12 @@ class TFRecordWriter:
 
 
 class StoredRecord(NamedTuple):
-    """A record of a file, intact or damaged.
+    """A record of a file, intact or damaged."""
 
-    Attributes:
-        number: Number of records before it in the file.
-        offset: Number of bytes before it in the file.
-        content: The record; empty if it is damaged.
-        fault: How it is damaged; empty if it is intact.
-    """
-
-    number: int
-    offset: int
-    content: bytes
-    fault: str = ""
+    number: int  # of records before it in the file
+    offset: int  # in bytes
+    content: bytes  # empty if it is damaged
+    fault: str = ""  # how it is damaged
 
 
 def read_records(file: Any) -> Iterator[StoredRecord]:
@@ -103,13 +93,8 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
 
     Reading continues after a record with damaged content. It ends after a
     damaged length, since the start of the next record is then unknown, and
-    where the file ends within a record.
-
-    Args:
-        file: Open for reading bytes.
-
-    Yields:
-        Records in order. Memory use is the longest record and a few megabytes.
+    where the file ends within a record. Memory use is the longest record and a
+    few megabytes.
 
     Example:
         >>> import io

@@ -31,10 +31,6 @@ CAUSES = ("steps", "input", "compiling", "evaluation", *EVENT_FACTS)
 class RunHistory:
     """Metrics, events and settings of a run.
 
-    Args:
-        run_dir: `--output_dir` of the run.
-        name: Name of the run in the report.
-
     Attributes:
         curves: By split, "train" or "eval", and name of the metric: steps and
             values, `(points, 2)`, without NaN and infinity.
@@ -111,14 +107,7 @@ class RunHistory:
 
 
 def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:
-    """Reads runs; names are those of the directories if these differ.
-
-    Args:
-        run_dirs: `--output_dir` of each run.
-
-    Raises:
-        UserError: If a directory holds no metrics.
-    """
+    """Reads runs; names are those of the directories if these differ."""
     names: Sequence[str] = [posixpath.basename(d.rstrip("/")) for d in run_dirs]
     if len({*names}) < len(names):
         names = run_dirs

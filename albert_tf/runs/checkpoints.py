@@ -57,8 +57,6 @@ class Checkpoint:
     """A complete checkpoint; its files may be damaged.
 
     Attributes:
-        path: Its directory.
-        step: Training steps done.
         notes: JSON saved with the variables; floats are restored bit for bit.
         sizes: Size in bytes of each file, by name.
         fault: Damage of `checkpoint.json`; "" if that file is intact. Only
@@ -161,13 +159,11 @@ def write_checkpoint(
 def read_values(
     checkpoint: Checkpoint, variables: Mapping[str, tf.Variable] | None = None
 ) -> dict[str, tf.Tensor]:
-    """Reads the values of a checkpoint; of gs://, again if it looks damaged.
-
-    Args:
-        variables: The variables to read, by path; None reads all values.
+    """Reads the values of variables, by path; None reads all values.
 
     Raises:
-        TornCheckpointError: If files are missing or damaged.
+        TornCheckpointError: If files are missing or damaged; those of gs://
+            are read again first.
         UserError: If a variable is missing or has another shape.
     """
     return files.read_again_if_damaged(
@@ -245,7 +241,6 @@ class CheckpointStore:
     """Saves and restores the variables of a run.
 
     Args:
-        run_dir: `--output_dir` of the run.
         variables: The variables to save, by path.
         keep_max: Number of newest checkpoints to keep.
         keep_every_n_steps: Checkpoints at multiples of this step are never
@@ -303,14 +298,7 @@ class CheckpointStore:
         Training waits for the copy, and for an earlier save to finish. A save
         that fails, e.g. for a full disk, logs an error, sets `save_errors` and
         leaves the older checkpoints intact. A step that this object has saved
-        or restored is not saved again.
-
-        Args:
-            step: Training steps done.
-            notes: JSON to restore with the variables.
-
-        Returns:
-            Whether a save was started.
+        or restored is not saved again. Returns whether a save was started.
         """
         if step in self._saved_steps or not self._writes:
             return False
@@ -319,23 +307,14 @@ class CheckpointStore:
         return True
 
     def save_best(
-        self,
-        step: int,
-        notes: Mapping[str, Any],
-        loss: float,
+        self, step: int, notes: Mapping[str, Any], loss: float
     ) -> bool:
         """Saves to `best/` if `loss` is below that of the best checkpoint.
 
         Checkpoints discarded by a rollback do not count, nor do those that
         could not be written. So a process that has seen all evaluations saves
-        the same checkpoints as one that starts.
-
-        Args:
-            step, notes: See `save`.
-            loss: `Objective.cost` of the evaluation.
-
-        Returns:
-            Whether a save was started.
+        the same checkpoints as one that starts. Returns whether a save was
+        started.
         """
         if not self._writes:
             return False
@@ -350,10 +329,7 @@ class CheckpointStore:
         return True
 
     def best_step(self) -> int | None:
-        """Returns the step of the best checkpoint; None if there is none.
-
-        A checkpoint that a rollback has discarded does not count.
-        """
+        """The step of the best checkpoint that no rollback has discarded."""
         found = self._list(self._best_directory)
         best = min(found, key=lambda c: c.held_out_loss, default=None)
         return best.step if best else None
@@ -370,14 +346,9 @@ class CheckpointStore:
         """Restores the checkpoint of a step, or the newest one for step 0.
 
         Damaged checkpoints are skipped with an error in the log, and
-        checkpoints that a rollback has discarded are ignored. Steps after the
-        restored one may be saved again.
-
-        Args:
-            avoided: A step whose checkpoint is used only if there is no other.
-
-        Returns:
-            The checkpoint, or None if the run has none.
+        checkpoints that a rollback has discarded are ignored. That of the step
+        `avoided` is used only if there is no other. Steps after the restored
+        one may be saved again.
 
         Raises:
             UserError: If the checkpoint of `step` is missing or damaged, if all
@@ -399,11 +370,7 @@ class CheckpointStore:
     def read_all(
         self, step: int | None = None
     ) -> tuple[Checkpoint, dict[str, np.ndarray]] | None:
-        """Reads all values of a checkpoint and assigns none.
-
-        Args:
-            step: Step of the checkpoint, 0 included; None is the newest.
-        """
+        """Reads all values of a step, None for the newest; assigns none."""
         found = self._read(step, None, None)
         if found is None:
             return None
@@ -423,8 +390,7 @@ class CheckpointStore:
         found.sort(key=lambda c: (c.step != avoided, c.step), reverse=True)
         for checkpoint in found:
             try:
-                values = read_values(checkpoint, variables)
-                return checkpoint, values
+                return checkpoint, read_values(checkpoint, variables)
             except TornCheckpointError as error:
                 logging.error(
                     "%s is not intact and is skipped: %s",
@@ -460,10 +426,7 @@ class CheckpointStore:
         ]
 
     def newest_step(self) -> int | None:
-        """Returns the step of the newest checkpoint; None if there is none.
-
-        Checkpoints that are discarded or have lost their notes do not count.
-        """
+        """The step of the newest checkpoint with notes, not discarded."""
         found = self._list(self._directory)
         return max((c.step for c in found if not c.fault), default=None)
 

@@ -106,7 +106,15 @@ def check(config: PretrainingConfig, data: TrainingData) -> list[Checkpoint]:
             remedy="Raise it, choose another --output_dir, or move the later "
             "checkpoints to another directory.",
         )
-    _check_settings(run_dir, load_config(run_dir, type(config)), config)
+    stored_config = load_config(run_dir, type(config))
+    if changed := _changed(stored_config, config, "model"):
+        raise UserError(
+            f"the run in {run_dir} must resume with its own settings",
+            received=changed,
+            remedy="Choose another --output_dir or restore the settings.",
+        )
+    if changed := _changed(stored_config, config, "result"):
+        _refuse_unless_allowed(run_dir, changed, config.training)
     for phase in data.phases:
         check_vocabulary(run_dir, phase.records)
     path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
@@ -140,11 +148,7 @@ def _check_is_new(run_dir: str) -> None:
 
 
 def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
-    """Checks that a run may be evaluated on these records.
-
-    Raises:
-        UserError: If the architecture or the vocabulary differs.
-    """
+    """Refuses records whose vocabulary differs, and another architecture."""
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
         return
@@ -160,11 +164,7 @@ def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
 
 
 def check_vocabulary(run_dir: str, records: RecordSet) -> None:
-    """Checks that records have the vocabulary of a run, where it is known.
-
-    Raises:
-        UserError: If the vocabularies differ.
-    """
+    """Refuses records of another vocabulary than the run's, if it is known."""
     settings = records.text_settings()
     if not settings:
         return
@@ -254,11 +254,7 @@ def write_config(run_dir: str, config: PretrainingConfig) -> None:
 def load_config(
     run_dir: str, config_type: type[PretrainingConfig] | None = None
 ) -> PretrainingConfig:
-    """Loads the resolved settings of a run.
-
-    Args:
-        run_dir: `--output_dir` of the run.
-        config_type: Class of the settings; None is the class that wrote them.
+    """Loads the resolved settings of a run, of any command or of one.
 
     Raises:
         UserError: If the directory holds no run, or one of another command.
@@ -272,16 +268,15 @@ def load_config(
             remedy=f"Give {parent} instead, and the step of a checkpoint in "
             f"{run_dir} as --checkpoint_step.",
         )
-    is_google_albert = not exists(path) and exists(
-        posixpath.join(run_dir, "albert_config.json")
-    )
-    values = {} if is_google_albert else load_json(path)
-    if is_google_albert or "model_type" in values:
+    google_albert = posixpath.join(run_dir, "albert_config.json")
+    values, other = {}, "a checkpoint of google-research/albert"
+    if exists(path) or not exists(google_albert):
+        values = load_json(path)
+        other = "a Hugging Face folder" if "model_type" in values else ""
+    if other:
         raise UserError(
             f"{run_dir} must be a run of albert_tf",
-            received="a checkpoint of google-research/albert"
-            if is_google_albert
-            else "a Hugging Face folder",
+            received=other,
             remedy="Convert it first: python -m albert_tf.convert_checkpoint "
             f"--from={run_dir} --to=RUN.",
         )
@@ -293,19 +288,6 @@ def load_config(
             remedy="Choose another --output_dir.",
         )
     return written_by.from_dict(values, source=path)
-
-
-def _check_settings(
-    run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
-) -> None:
-    if changed := _changed(stored, config, "model"):
-        raise UserError(
-            f"the run in {run_dir} must resume with its own settings",
-            received=changed,
-            remedy="Choose another --output_dir or restore the settings.",
-        )
-    if changed := _changed(stored, config, "result"):
-        _refuse_unless_allowed(run_dir, changed, config.training)
 
 
 def _changed(
@@ -337,30 +319,24 @@ def _refuse_unless_allowed(
 
 
 def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
-    """Describes the shards of each phase in the order of `RecordSet.files`.
+    """Name, number of records and checksum of the shards of each phase.
 
-    Directories are left out. If there are several datasets, the dataset of each
-    shard is given, too.
+    If there are several datasets, the dataset of each shard is given, too.
     """
     phases: list[dict[str, Any]] = []
     for phase in data.phases:
-        shards = _describe_shards(phase.records)
+        records, sources = phase.records, phase.records.files_by_source
+        shards = [
+            [posixpath.basename(file), count, records.checksums.get(file, "")]
+            for file, count in records.counts.items()
+        ]
         phases.append({"first_step": phase.first_step, "shards": shards})
-        sources = phase.records.files_by_source
         if len(sources) > 1:
             phases[-1]["sets"] = [
                 [file in files for files in sources].index(True)
-                for file in phase.records.files
+                for file in records.files
             ]
     return phases
-
-
-def _describe_shards(records: RecordSet) -> list[list[Any]]:
-    """Name, number of records and checksum of each shard."""
-    return [
-        [posixpath.basename(file), count, records.checksums.get(file, "")]
-        for file, count in records.counts.items()
-    ]
 
 
 def _describe_changed_records(stored: list[Any], now: list[Any]) -> str:
@@ -396,16 +372,11 @@ def null_threshold(run_dir: str, config: FinetuningConfig) -> float:
 def restore_model(
     run_dir: str, model: keras.layers.Layer, step: int = 0
 ) -> int:
-    """Restores a built model from a checkpoint of a run.
+    """Restores a built model from a checkpoint of a run; returns its step.
 
     Args:
-        run_dir: `--output_dir` of the run.
-        model: A model whose variables have the paths and shapes of the run.
         step: Step of a checkpoint that was kept, or of the best one; 0 loads
             the newest.
-
-    Returns:
-        The checkpoint's step.
 
     Raises:
         UserError: If the checkpoint does not exist or does not fit.
@@ -439,7 +410,7 @@ def check_finite(arrays: Mapping[str, np.ndarray], source: str) -> None:
 def load_run(
     run_dir: str, step: int = 0, **changes: Any
 ) -> tuple[PretrainingConfig, AlbertPretrainer | AlbertForTask, int]:
-    """Loads the trained model of a run.
+    """Loads the trained model of a run; see `restore_model`.
 
     Its variables are created in the current scope of tf.distribute.
 
@@ -448,8 +419,7 @@ def load_run(
             `precision="float32"`.
 
     Returns:
-        The changed configuration, the model, and the checkpoint's step; see
-        `restore_model`.
+        The changed configuration, the model, and the checkpoint's step.
     """
     config = load_config(run_dir).replace(**changes)
     precision = config.distribution.precision

@@ -112,9 +112,7 @@ class RunLog:
         self._writer: tf.summary.SummaryWriter | None = None
         self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
-        self.listeners: list[
-            Callable[[str, int, Mapping[str, float]], None]
-        ] = []
+        self.listeners: list[Callable[..., None]] = []
 
     @classmethod
     def open(
@@ -124,15 +122,7 @@ class RunLog:
         evaluates_again: bool = False,
         num_unlogged: int = 0,
     ) -> Self:
-        """Opens the log of a new or resumed run, and rewinds it.
-
-        Args:
-            run_dir: `--output_dir` of the run.
-            step: The step that the run starts from.
-            evaluates_again: Whether the evaluation at that step is repeated.
-            num_unlogged: Number of steps before that step that the next line
-                will include.
-        """
+        """Opens the log of a new or resumed run, and rewinds it."""
         log = cls(run_dir)
         log.rewind(step, evaluates_again, num_unlogged)
         return log
@@ -142,7 +132,11 @@ class RunLog:
     ) -> None:
         """Drops the lines of steps that will be trained or logged again.
 
-        The arguments are those of `open`.
+        Args:
+            step: The step that the run starts from.
+            evaluates_again: Whether the evaluation at that step is repeated.
+            num_unlogged: Number of steps before that step that the next line
+                will include.
         """
         last_kept = {
             "train": step - num_unlogged,
@@ -166,8 +160,6 @@ class RunLog:
         Args:
             split: "train", for means over the steps since the last line, or
                 "eval".
-            step: Training steps done.
-            metrics: Values by name.
         """
         line = {"split": split, "step": step, **metrics}
 
@@ -204,7 +196,6 @@ class RunLog:
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
                 dropout, data, checkpoint, profile or tracker.
-            step: Training steps done.
             facts: Further JSON values, by key.
         """
         line = {"time": time.time(), "event": kind, "step": step, **facts}

@@ -45,9 +45,7 @@ class Rollback:
 class Rollbacks:
     """The rollbacks of a run so far, in the order in which they happened.
 
-    Args:
-        path: The file that `add` writes.
-        items: The rollbacks.
+    `path` is the file that `add` writes.
 
     Example:
         >>> rollback = Rollback(
@@ -69,11 +67,7 @@ class Rollbacks:
 
     @classmethod
     def read(cls, run_dir: str) -> Self:
-        """Reads the rollbacks of a run; none if it has no such file.
-
-        Raises:
-            UserError: If the file is damaged.
-        """
+        """Reads the rollbacks of a run; none if it has no such file."""
         path = posixpath.join(run_dir, cls.FILE_NAME)
         try:
             items = [Rollback(**item) for item in load_json_if_any(path) or ()]
@@ -202,7 +196,6 @@ def find_divergence(
             while the loss, which is computed before it, is still finite.
         lowest_loss: The lowest mean loss so far in this phase of the records;
             None at the first check.
-        config: `divergence_loss_increase`.
     """
     if not math.isfinite(loss + gradient_norm):
         return f"loss {loss} and gradient norm {gradient_norm}"

@@ -16,9 +16,7 @@ def describe_usage(
 ) -> dict[str, str]:
     """What a run has used, as text by name; {} if its log does not tell.
 
-    Args:
-        events: Lines of events.jsonl, in order.
-        settings: Of `DistributionConfig`: prices per unit, 0 for unknown ones.
+    `settings` are those of `DistributionConfig`.
     """
     processes: list[dict[str, Any]] = []
     for event in events:

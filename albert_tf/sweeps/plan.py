@@ -51,24 +51,14 @@ class Evaluation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """A run of the sweep.
-
-    Attributes:
-        variant: Name of its variant.
-        seed: Its seed in `--seeds`; None for that of its flags.
-        run_dir: Its run directory.
-        flags: Flags of run_pretraining, without --output_dir.
-        config: The settings that they describe.
-        starts_from: The run whose weights it starts from, of the same seed.
-        evaluations: Its further evaluations, by name.
-    """
+    """A run of the sweep."""
 
     variant: str
-    seed: int | None
+    seed: int | None  # of --seeds
     run_dir: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # of run_pretraining, without --output_dir
     config: PretrainingConfig
-    starts_from: "PlannedRun | None" = None
+    starts_from: "PlannedRun | None" = None  # of the same seed
     evaluations: Mapping[str, Evaluation] = dataclasses.field(
         default_factory=dict
     )
@@ -86,20 +76,14 @@ class PlannedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The checked settings of a sweep.
-
-    Attributes:
-        dir: Its directory, `--output_dir`.
-        runs: The runs, ordered by seed and then by variant, so that an
-            interrupted sweep can compare all variants early.
-        metrics: Columns of the table.
-        pairs: Variants to compare; the difference is first minus second.
-    """
+    """The checked settings of a sweep."""
 
     dir: str
+    # By seed and then by variant, so that an interrupted sweep can compare all
+    # variants early.
     runs: tuple[PlannedRun, ...]
-    metrics: tuple[str, ...]
-    pairs: tuple[tuple[str, str], ...]
+    metrics: tuple[str, ...]  # columns of the table
+    pairs: tuple[tuple[str, str], ...]  # to compare: first minus second
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -30,10 +30,6 @@ def flops_per_step(
     Padding counts, since the devices compute it. The last block computes keys
     and values at all positions, and everything else only at the positions that
     a head reads; TPUs compute a few more positions, which do not count.
-
-    Args:
-        data: Batch size, lengths and packing.
-        sentence_objective: "none" has neither pooler nor sentence head.
     """
     hidden, embedding = model.hidden_size, model.embedding_size
     predictions = _length_of("masked_lm_ids", data)
@@ -50,11 +46,9 @@ def flops_per_step(
 
 
 def encoder_flops(model: ModelConfig, length: int, reads: int) -> int:
-    """Operations of the forward pass of the encoder, for one row.
+    """Operations of the forward pass of the encoder, for a row of `length`.
 
-    Args:
-        length: Number of tokens in a row.
-        reads: Number of positions that the heads read.
+    The heads read `reads` positions.
     """
     hidden, embedding = model.hidden_size, model.embedding_size
     # A product of (a, b) and (b, c) takes 2 a b c operations. For each token:

@@ -131,18 +131,16 @@ class Evaluator:
         try:
             return self._collect()
         except record_format.TRAINING_ERRORS as error:
-
-            def check() -> None:
-                record_format.check_intact(
-                    self._held_out.files,
-                    self._held_out,
-                    self._config.data,
-                    self._format,
-                )
-
             with self._host.watchdog.limit("the search for damaged records"):
                 record_format.explain_failed_read(
-                    error, self._host.strategy, check
+                    error,
+                    self._host.strategy,
+                    lambda: record_format.check_intact(
+                        self._held_out.files,
+                        self._held_out,
+                        self._config.data,
+                        self._format,
+                    ),
                 )
 
     def _collect(

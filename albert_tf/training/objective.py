@@ -10,6 +10,7 @@ these weights. So each label counts the same in every replica and micro-batch.
 """
 
 import abc
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,7 +20,8 @@ import tensorflow as tf
 
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet, TrainingData
-from albert_tf.training.warm_start import WarmStart, write_report
+from albert_tf.io.files import write_json
+from albert_tf.training.warm_start import REPORT_FILE, WarmStart
 from albert_tf.training.yardsticks import Yardstick
 
 Scalars = dict[str, tf.Tensor]
@@ -96,11 +98,8 @@ class Objective(abc.ABC):
     ) -> RecordSet | None:
         """Finds the records for evaluation; None if there are none.
 
-        Args:
-            data: Training records, which the held-out records must fit.
-
         Raises:
-            UserError: If they do not fit.
+            UserError: If they do not fit, or not the training records.
         """
 
     @abc.abstractmethod
@@ -132,7 +131,8 @@ class Objective(abc.ABC):
 
     def write_report(self, run_dir: str, initial: WarmStart | None) -> None:
         """Writes a report on the initial weights into a new run's directory."""
-        write_report(run_dir, initial)
+        if initial is not None:
+            write_json(posixpath.join(run_dir, REPORT_FILE), initial.report)
 
     # Loss.
 

@@ -117,9 +117,7 @@ class AdamW:
         Args:
             gradients: float32, dense, one for each variable given to `build`,
                 in that order, summed over all replicas.
-            learning_rate: float32 scalar.
-            gradient_scale: float32 scalar, by which all gradients are
-                multiplied; this clips them.
+            gradient_scale: float32 scalar, which clips the gradients.
             fuse: Whether XLA compiles the arithmetic; see `ProgramTarget`.
 
         Returns:

@@ -8,12 +8,7 @@ from. All files that the checks write are removed.
 
 import contextlib
 import logging as python_logging
-import math
-import os
-import pathlib
 import posixpath
-import shutil
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -33,13 +28,9 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.input.record_format import READING_ERRORS
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.io import faults, files
+from albert_tf.io import faults
+from albert_tf.io.artifact import check_writable
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.checkpoints import (
-    BEST_DIR,
-    CHECKPOINTS_DIR,
-    list_checkpoints,
-)
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
 from albert_tf.training.objective import Objective
@@ -63,7 +54,6 @@ TIMED_SECONDS, TIMED_STEPS = 10.0, 20
 REMEDIES = {
     "versions": "Install the versions that setup.py requires.",
     "output": "Choose another --output_dir, or fix its permissions.",
-    "room": "Choose another --output_dir.",
     "run": "Choose another --output_dir.",
     "learning rate": "Set --learning_rate.",
     "devices": "Choose another --strategy.",
@@ -104,14 +94,9 @@ def run(
     objective: Objective | None = None,
     strategy: tf.distribute.Strategy | None = None,
 ) -> int:
-    """Runs all checks and prints the table.
+    """Runs all checks and prints the table; returns 1 if a check failed.
 
-    Args:
-        objective: The objective of the run; by default pretraining.
-        strategy: Devices; None connects those of the settings.
-
-    Returns:
-        The exit status: 1 if a check failed.
+    The arguments are those of `train.train`.
     """
     return _Preflight(config, objective or Pretraining(config), strategy).run()
 
@@ -119,7 +104,6 @@ def run(
 class _Preflight:
     # Each is set by the check named on the right. Checks that read it need
     # that check.
-    directory: str  # output: the run directory, or its innermost parent
     data: TrainingData  # records
     step: int  # run
     resumes: bool  # run
@@ -143,7 +127,6 @@ class _Preflight:
     def run(self) -> int:
         self._check("versions", self._versions)
         self._check("output", self._output)
-        self._check("room", self._room, "output")
         self._check("records", self._records)
         self._check("held-out records", self._held_out, "records")
         self._check("run", self._run, "records")
@@ -208,49 +191,9 @@ class _Preflight:
 
     def _output(self) -> Iterator[Row]:
         """Writes and removes a file in the run directory, or in its parent."""
-        self.directory = self.config.training.output_dir
-        if not files.is_remote(self.directory):
-            path = pathlib.Path(self.directory).absolute()
-            self.directory = str(
-                next(p for p in (path, *path.parents) if p.exists())
-            )
-        # Other workers may do the same at the same time.
-        name = f"preflight-{socket.gethostname()}-{os.getpid()}"
-        probe = posixpath.join(self.directory, name)
-        # Locally, this writes a partial file and renames it, as a run does.
-        try:
-            files.write_bytes(probe, b"written by --dry_run")
-        finally:
-            for written in (probe, probe + files.PARTIAL_SUFFIX):
-                files.remove(written)
-        yield Row(OK, f"{self.directory} can be written to")
-
-    def _room(self) -> Iterator[Row]:
-        """Checks that the disk has space for all checkpoints that are kept."""
-        training = self.config.training
-        run_dir, every = training.output_dir, training.keep_every_n_steps
-        if files.is_remote(run_dir):
-            yield Row(OK, "buckets have no limit")
-            return
-        # float32: the weights, and the two moments of each.
-        size = 3 * 4 * self.objective.num_parameters()
-        # The newest, the best, one that is being written, and multiples.
-        number = training.keep_checkpoint_max + 2
-        number += training.num_train_steps // every if every else 0
-        present = sum(
-            len(list_checkpoints(posixpath.join(run_dir, name)))
-            for name in (CHECKPOINTS_DIR, BEST_DIR)
-        )
-        needed = max(number - present, 1) * size
-        free = shutil.disk_usage(self.directory).free
-        yield judge(
-            needed < free,
-            f"{format_bytes(free)} free; {number} checkpoints of "
-            f"{format_bytes(size)}, {present} of them present, need "
-            f"{format_bytes(needed)}",
-            "Free disk space, or keep fewer checkpoints: see "
-            "--keep_checkpoint_max and --keep_every_n_steps.",
-        )
+        directory = self.config.training.output_dir
+        check_writable(posixpath.join(directory, run_directory.CONFIG_FILE))
+        yield Row(OK, f"{directory} can be written to")
 
     # Records and run.
 
@@ -463,10 +406,3 @@ def _captured_warnings() -> Iterator[list[str]]:
         yield messages
     finally:
         logger.removeFilter(capture)
-
-
-def format_bytes(number: float) -> str:
-    """Formats a number of bytes, such as 1.4 GB."""
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = min(int(math.log10(max(number, 1)) / 3), len(units) - 1)
-    return f"{number / 1000**power:,.1f} {units[power]}"

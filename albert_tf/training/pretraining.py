@@ -63,7 +63,12 @@ class Pretraining(Objective):
     def __init__(self, config: PretrainingConfig) -> None:
         self._config = config
         self._sentence_objective = config.training.sentence_objective
-        self.metric_names = metric_names(self._sentence_objective)
+        self.metric_names = ("loss", "masked_lm_loss", "masked_lm_accuracy")
+        if self._sentence_objective != "none":
+            self.metric_names += (
+                "sentence_order_loss",
+                "sentence_order_accuracy",
+            )
 
     def find_training_data(self) -> TrainingData:
         if self._config.data.synthetic_input:
@@ -130,8 +135,42 @@ class Pretraining(Objective):
             "sentence": tf.reduce_sum(example_weights(batch)),
         }
 
-    def sums(self, outputs: Any, batch: Batch) -> Scalars:
-        return pretraining_sums(outputs, batch)
+    def sums(self, outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
+        """Sums losses, correct predictions and weights over a batch.
+
+        Args:
+            outputs: Of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
+                predictions, vocab_size)`, and, with a sentence head,
+                `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
+                2)` for packed batches.
+            batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32,
+                both `(batch, predictions)`; a slot of weight 0 is padding.
+                `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`,
+                int32, `(batch, length)`; an example whose mask begins with 0
+                is padding. Packed batches have `next_sentence_labels` of
+                `(batch, examples)`, and `next_sentence_weights`, float32, of
+                the same shape: 1 for an example, 0 for an unused slot.
+
+        Returns:
+            float32 scalars `mlm_loss_sum`, `mlm_correct_sum`,
+            `mlm_weight_sum` and, with a sentence head, `sentence_loss_sum`,
+            `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
+        """
+        sums = weighted_sums(
+            "mlm",
+            outputs["mlm_logits"],
+            batch["masked_lm_ids"],
+            batch["masked_lm_weights"],
+        )
+        if "sentence_logits" in outputs:
+            labels = batch[SENTENCE_LABEL]
+            sums |= weighted_sums(
+                "sentence",
+                outputs["sentence_logits"],
+                labels if SENTENCE_WEIGHTS in batch else labels[:, 0],
+                example_weights(batch),
+            )
+        return sums
 
     def loss(self, sums: Scalars, weights: Scalars) -> tf.Tensor:
         loss = tf.math.divide_no_nan(sums["mlm_loss_sum"], weights["mlm"])
@@ -142,7 +181,30 @@ class Pretraining(Objective):
         return loss
 
     def metrics(self, sums: Mapping[str, Any]) -> Scalars:
-        return mean_metrics(sums)
+        """The `metric_names`: losses in nats, accuracies; float32 scalars.
+
+        `loss` is the sum of both losses.
+        """
+
+        def mean(task: str, quantity: str) -> tf.Tensor:
+            return tf.math.divide_no_nan(
+                sums[f"{task}_{quantity}_sum"], sums[f"{task}_weight_sum"]
+            )
+
+        masked_lm_loss = mean("mlm", "loss")
+        result = {
+            "loss": masked_lm_loss,
+            "masked_lm_loss": masked_lm_loss,
+            "masked_lm_accuracy": mean("mlm", "correct"),
+        }
+        if "sentence_weight_sum" in sums:
+            sentence_loss = mean("sentence", "loss")
+            result |= {
+                "loss": masked_lm_loss + sentence_loss,
+                "sentence_order_loss": sentence_loss,
+                "sentence_order_accuracy": mean("sentence", "correct"),
+            }
+        return result
 
     def yardsticks(self, held_out: RecordSet) -> list[Yardstick]:
         training, found = self._config.training, list[Yardstick]()
@@ -209,85 +271,11 @@ class Pretraining(Objective):
         return loss
 
 
-def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
-    """Sums losses, correct predictions and weights over a batch.
-
-    Args:
-        outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
-            predictions, vocab_size)`, and, with a sentence head,
-            `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
-            2)` for packed batches.
-        batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
-            `(batch, predictions)`; a slot of weight 0 is padding.
-            `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
-            `(batch, length)`; an example whose mask begins with 0 is padding.
-            Packed batches have `next_sentence_labels` of `(batch, examples)`,
-            and `next_sentence_weights`, float32, of the same shape: 1 for an
-            example, 0 for an unused slot.
-
-    Returns:
-        float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
-        and, with a sentence head, `sentence_loss_sum`,
-        `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
-    """
-    sums = weighted_sums(
-        "mlm",
-        outputs["mlm_logits"],
-        batch["masked_lm_ids"],
-        batch["masked_lm_weights"],
-    )
-    if "sentence_logits" in outputs:
-        labels = batch[SENTENCE_LABEL]
-        sums |= weighted_sums(
-            "sentence",
-            outputs["sentence_logits"],
-            labels if SENTENCE_WEIGHTS in batch else labels[:, 0],
-            example_weights(batch),
-        )
-    return sums
-
-
 def example_weights(batch: Batch) -> tf.Tensor:
     """float32, `(batch,)`, packed `(batch, examples)`: 0 for padding, or 1."""
     if SENTENCE_WEIGHTS in batch:
         return batch[SENTENCE_WEIGHTS]
     return tf.cast(batch["input_mask"][:, 0], tf.float32)
-
-
-def metric_names(sentence_objective: str) -> tuple[str, ...]:
-    """The keys of `mean_metrics`; loss is the sum of both losses."""
-    masked_lm = ("loss", "masked_lm_loss", "masked_lm_accuracy")
-    if sentence_objective == "none":
-        return masked_lm
-    return (*masked_lm, "sentence_order_loss", "sentence_order_accuracy")
-
-
-def mean_metrics(sums: Mapping[str, tf.Tensor]) -> Scalars:
-    """The `metric_names`: losses in nats, accuracies; float32 scalars.
-
-    Args:
-        sums: `pretraining_sums`, added up over any batches.
-    """
-
-    def mean(task: str, quantity: str) -> tf.Tensor:
-        return tf.math.divide_no_nan(
-            sums[f"{task}_{quantity}_sum"], sums[f"{task}_weight_sum"]
-        )
-
-    masked_lm_loss = mean("mlm", "loss")
-    result = {
-        "loss": masked_lm_loss,
-        "masked_lm_loss": masked_lm_loss,
-        "masked_lm_accuracy": mean("mlm", "correct"),
-    }
-    if "sentence_weight_sum" in sums:
-        sentence_loss = mean("sentence", "loss")
-        result |= {
-            "loss": masked_lm_loss + sentence_loss,
-            "sentence_order_loss": sentence_loss,
-            "sentence_order_accuracy": mean("sentence", "correct"),
-        }
-    return result
 
 
 def describe(values: Mapping[str, float], sentence_objective: str) -> str:

@@ -31,7 +31,6 @@ TIMING_METRICS = (
     "step_seconds_p95",
 )
 
-
 # The progress line reports waiting for input above this fraction of the time.
 SLOW_INPUT_FRACTION = 0.05
 
@@ -90,9 +89,7 @@ class Progress:
 
     The content of batches comes from the metadata of their records, whose means
     over an epoch are exact. So it adds no operation to the compiled step.
-
-    Args:
-        peak_flops: Peak of all devices in FLOP/s; None if it is not known.
+    `peak_flops` is that of all devices, in FLOP/s.
     """
 
     def __init__(
@@ -198,22 +195,6 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
 
 
-class JaxProfiler:
-    """The profiler of JAX, which writes the same files."""
-
-    @staticmethod
-    def start(directory: str) -> None:
-        import jax
-
-        jax.profiler.start_trace(directory)
-
-    @staticmethod
-    def stop() -> None:
-        import jax
-
-        jax.profiler.stop_trace()
-
-
 class Profiler:
     """Profiles the steps of `--profile_steps` in this process, for TensorBoard.
 
@@ -221,16 +202,18 @@ class Profiler:
         is_active: Whether this process makes the profile.
     """
 
-    def __init__(
-        self, config: PretrainingConfig, is_active: bool = True
-    ) -> None:
+    def __init__(self, config: PretrainingConfig, is_active: bool) -> None:
         self._steps = config.training.profiled_steps() if is_active else None
         self._directory = posixpath.join(
             config.training.output_dir, TENSORBOARD_DIR
         )
-        self._profiler: Any = tf.profiler.experimental
+        self._start: Any = tf.profiler.experimental.start
+        self._stop: Any = tf.profiler.experimental.stop
         if config.distribution.runtime == "pjrt":
-            self._profiler = JaxProfiler
+            import jax
+
+            self._start = jax.profiler.start_trace
+            self._stop = jax.profiler.stop_trace
         self._running = False
 
     def begin_loop(self, step: int) -> bool:
@@ -239,7 +222,7 @@ class Profiler:
             return False
         first, last = self._steps
         if step == first and not self._running:
-            self._profiler.start(self._directory)
+            self._start(self._directory)
             self._running = True
         return step >= last and self.end()
 
@@ -247,6 +230,6 @@ class Profiler:
         """Ends the profile, if there is one; returns whether it was written."""
         if not self._running:
             return False
-        self._profiler.stop()
+        self._stop()
         self._running = False
         return True

@@ -88,11 +88,7 @@ def scaled_learning_rate(batch_size: int) -> float:
 def describe_learning_rate(
     config: PretrainingConfig, examples_per_row: float = 1.0
 ) -> tuple[str, str]:
-    """Compares the peak rate with the paper's for this batch size.
-
-    Args:
-        examples_per_row: Mean number of examples in a row; the batch size of
-            the paper counts examples.
+    """Compares the peak rate with the paper's for this number of examples.
 
     Returns:
         A line for the log, and a warning if the rate is far from the

@@ -65,7 +65,7 @@ def train(
     """Trains, or resumes training, until `num_train_steps`.
 
     Args:
-        objective: The objective of the run; by default pretraining.
+        objective: By default, pretraining.
         strategy: Devices; None connects those of the settings.
         began: When the command began, in seconds since the epoch; None: now.
             The log counts the time from then on as start-up.
@@ -348,18 +348,6 @@ class Run:
             self._log_checkpoint(self.trainer.save_best(loss), best=True)
         return metrics is not None
 
-    def _evaluate_complete_run(self) -> bool:
-        """Evaluates a run that was complete when it was started.
-
-        The log gets a line unless it has one. `best/` gets the checkpoint if an
-        earlier process failed to write it.
-        """
-        is_logged = any(
-            line["split"] == "eval" and line["step"] == self.position.step
-            for line in read_metrics(self.config.training.output_dir)
-        )
-        return self._evaluate(logs=not is_logged)
-
     # Checkpoints.
 
     def save(self) -> None:
@@ -406,12 +394,16 @@ class Run:
     def _finish(self, evaluated: bool) -> int:
         """Ends a run that has done all steps; returns the exit status."""
         self._end_profile()
-        if (
-            self.evaluator
-            and not evaluated
-            and not self._evaluate_complete_run()
-        ):
-            return self._stop_early()
+        if self.evaluator and not evaluated:
+            # The run was complete when it was started. The log gets a line
+            # unless it has one, and `best/` the checkpoint if an earlier
+            # process failed to write it.
+            is_logged = any(
+                line["split"] == "eval" and line["step"] == self.position.step
+                for line in read_metrics(self.config.training.output_dir)
+            )
+            if not self._evaluate(logs=not is_logged):
+                return self._stop_early()
         self.trainer.finish_saving(CHECKPOINTS_DIR, BEST_DIR)
         self.log_event("finish")
         self._finish_log()
@@ -439,10 +431,14 @@ class Run:
         logging.error("diverged at step %d: %s", self.position.step, reason)
         self.log_event("diverged", reason=reason, **metrics)
         rollback, lost_s = self.trainer.roll_back(reason)
+        position = self.position
         # The run has continued past this step before, so the evaluation that
         # was cut short at this step is not due again.
-        self.position.to_evaluate = False
-        lost_s += self._rewind_log()
+        position.to_evaluate = False
+        if self.run_log:
+            self.run_log.rewind(position.step, num_unlogged=position.num_steps)
+            lost_s += self.run_log.lost_seconds
+        self._end_profile()
         self.log_event(
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
         )
@@ -459,15 +455,6 @@ class Run:
                     self.position.step, boundary
                 ),
             )
-
-    def _rewind_log(self) -> float:
-        """Rewinds the log; returns the seconds of the lines that it drops."""
-        position, lost_s = self.position, 0.0
-        if self.run_log:
-            self.run_log.rewind(position.step, num_unlogged=position.num_steps)
-            lost_s = self.run_log.lost_seconds
-        self._end_profile()
-        return lost_s
 
 
 def _log_start(

@@ -30,8 +30,6 @@ class TrainState:
     """The objective and the variables that training changes.
 
     Attributes:
-        objective: The objective of the run.
-        model: Model and heads of the objective.
         optimizer: Built for the model's trainable variables.
         step: int64 scalar, number of steps done.
         learning_rate_scale: float32 scalar, factor of the scheduled learning

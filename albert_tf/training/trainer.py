@@ -2,8 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -64,11 +63,6 @@ class Position:
     learning_rate: float = 0.0
     times: StepTimes = dataclasses.field(default_factory=StepTimes)
 
-    @classmethod
-    def at_start(cls, metric_names: Iterable[str]) -> Self:
-        """The position of a new run."""
-        return cls(0, dict.fromkeys(metric_names, 0.0))
-
     def to_notes(self, **facts: Any) -> dict[str, Any]:
         """Notes of a checkpoint, as JSON; floats are restored bit for bit."""
         notes = dataclasses.asdict(self)
@@ -126,14 +120,8 @@ def check_batches(
 class Trainer:
     """The state of a run, and the program that advances it; also for dry runs.
 
-    It writes no file, except through `store` and `rollbacks`.
-
-    Attributes:
-        position: Step, learning rate, and sums of the metrics and of times.
-        rollbacks: Content of its file in the run directory.
-        stream: The batches, without those that rollbacks skip.
-        state: Variables.
-        store: Checkpoints.
+    It writes no file, except through `store` and `rollbacks`. `stream` has the
+    batches without those that rollbacks skip.
     """
 
     def __init__(
@@ -171,7 +159,8 @@ class Trainer:
             self.rollbacks,
             objective.record_format,
         )
-        self.position = Position.at_start(metric_names(config, objective))
+        names = metric_names(config, objective)
+        self.position = Position(0, dict.fromkeys(names, 0.0))
         self._learning_rate_scale: float | None = None  # not set yet
         self._batches: Any = None
         self._opened_at: Any = None
@@ -192,11 +181,9 @@ class Trainer:
             UserError: If no checkpoint can be read.
         """
         checkpoint = self.restore()
-        if checkpoint is not None:
-            return checkpoint
-        if initial is not None:
+        if checkpoint is None and initial is not None:
             initial.apply(self.state.variables())
-        return None
+        return checkpoint
 
     def restore(self, avoided: int | None = None) -> Checkpoint | None:
         """Restores the newest checkpoint, if there is one.
@@ -316,10 +303,7 @@ class Trainer:
             return self.store.save(self.position.step, self._notes())
 
     def save_best(self, loss: float) -> bool:
-        """Saves a checkpoint to `best/` if its held-out loss is the lowest.
-
-        Returns whether it is saved.
-        """
+        """Saves to `best/` if this held-out loss is the lowest so far."""
         with self.host.watchdog.limit("saving a checkpoint"):
             return self.store.save_best(self.position.step, self._notes(), loss)
 

@@ -46,7 +46,6 @@ from albert_tf.interop.weight_names import (
     ModelWeights,
     list_weights,
 )
-from albert_tf.io.files import write_json
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 
@@ -188,10 +187,8 @@ class WarmStart:
 def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
     """Reads `init_checkpoint` and checks that it fits the run.
 
-    Called after the strategy is made and before anything is written.
-
-    Returns:
-        None without `init_checkpoint`.
+    Called after the strategy is made and before anything is written. None
+    without `init_checkpoint`.
 
     Raises:
         UserError: If the model cannot be read or has other widths, if its
@@ -249,12 +246,7 @@ def make_report(
     paths: Sequence[str],
     kept_pieces: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """The content of `warm_start.json`.
-
-    Args:
-        sources: As in `WarmStart`, as `kept_pieces`.
-        paths: The variables of the run.
-    """
+    """The content of `warm_start.json`; `paths` are the run's variables."""
     here, there = config.model, weights.config
     kept = len(kept_pieces[0]) if kept_pieces else here.vocab_size
     others = {}  # groups and layers that start from another one, by name
@@ -283,13 +275,6 @@ def make_report(
         "initialized": [path for path in paths if path not in sources],
         "unused": sorted(set(weights.values) - set(sources.values())),
     }
-
-
-def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
-    """Writes `warm_start.json`, unless there is no warm start."""
-    if warm_start is not None:
-        path = posixpath.join(run_dir, REPORT_FILE)
-        write_json(path, warm_start.report)
 
 
 def _find_sources(
@@ -336,17 +321,11 @@ def _match_pieces(
         f"{config.model.vocab_size} in the run"
     )
     if not model_file or records.metadata is None:
-        unknown, remedy = (
-            (
-                "the records",
-                "Build them with python -m data_prep.build_tfrecords.",
-            )
-            if model_file
-            else (
-                "init_checkpoint",
-                "Pass its vocabulary as --init_vocabulary.",
-            )
-        )
+        unknown = "init_checkpoint"
+        remedy = "Pass its vocabulary as --init_vocabulary."
+        if model_file:
+            unknown = "the records"
+            remedy = "Build them with python -m data_prep.build_tfrecords."
         if config.model.vocab_size != weights.config.vocab_size:
             raise UserError(
                 f"the vocabulary of {unknown} must be known",

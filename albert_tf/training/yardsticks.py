@@ -15,15 +15,15 @@ Reference:
     word-l2r: [Kauf and Ivanova, 2023](https://arxiv.org/abs/2305.10588).
 """
 
-import abc
 import collections
 import csv
+import functools
 import gzip
 import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -44,10 +44,9 @@ _TIE = 1e-5
 _GZIP = b"\x1f\x8b"
 
 
-class Yardstick(abc.ABC):
+class Yardstick(Protocol):
     """A measurement of one model, on data that it keeps in memory."""
 
-    @abc.abstractmethod
     def measure(
         self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
     ) -> dict[str, float]:
@@ -56,6 +55,7 @@ class Yardstick(abc.ABC):
         Raises:
             UserError: If an output of the model is not finite.
         """
+        ...
 
 
 class _Pair(NamedTuple):
@@ -65,7 +65,7 @@ class _Pair(NamedTuple):
     bad: str
 
 
-class MinimalPairs(Yardstick):
+class MinimalPairs:
     """Pairs of a right and a wrong sentence.
 
     Args:
@@ -227,7 +227,9 @@ class MinimalPairs(Yardstick):
     ) -> np.ndarray:
         """Log probabilities, in nats, of the tokens of rows; float64."""
         if self._program is None:
-            self._program = _masked_log_probabilities(model, strategy)
+            self._program = _compile(
+                strategy, functools.partial(_masked_log_probabilities, model)
+            )
         sizes = (self._ids != PAD_ID).sum(1)[self._sentences[rows]]
         lengths = -(-sizes // _LENGTH_STEP) * _LENGTH_STEP
         lengths = np.minimum(lengths, self._max_seq_length)
@@ -269,23 +271,21 @@ class MinimalPairs(Yardstick):
 
 
 def _masked_log_probabilities(
-    model: AlbertPretrainer, strategy: tf.distribute.Strategy
-) -> Any:
-    def on_replica(
-        ids: tf.Tensor, positions: tf.Tensor, targets: tf.Tensor
-    ) -> tf.Tensor:
-        batch = {
-            "input_ids": ids,
-            "input_mask": tf.cast(ids != PAD_ID, tf.int32),
-            "segment_ids": tf.zeros_like(ids),
-            "masked_lm_positions": positions,
-        }
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            targets, model(batch)["mlm_logits"]
-        )
-        return -losses[:, 0]
-
-    return _compile(strategy, on_replica)
+    model: AlbertPretrainer,
+    ids: tf.Tensor,
+    positions: tf.Tensor,
+    targets: tf.Tensor,
+) -> tf.Tensor:
+    batch = {
+        "input_ids": ids,
+        "input_mask": tf.cast(ids != PAD_ID, tf.int32),
+        "segment_ids": tf.zeros_like(ids),
+        "masked_lm_positions": positions,
+    }
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        targets, model(batch)["mlm_logits"]
+    )
+    return -losses[:, 0]
 
 
 def _read(path: str) -> str:
@@ -325,7 +325,7 @@ def _read_pairs(patterns: Sequence[str], pairs_per_file: int) -> list[_Pair]:
     return pairs
 
 
-class LinearProbe(Yardstick):
+class LinearProbe:
     """Labelled texts, for a logistic regression on the states of a model.
 
     Accuracy is that of five parts of the texts, each predicted from the other
@@ -389,7 +389,9 @@ class LinearProbe(Yardstick):
         self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
     ) -> np.ndarray:
         if self._program is None:
-            self._program = _means_of_tokens(model, strategy)
+            self._program = _compile(
+                strategy, functools.partial(_means_of_tokens, model)
+            )
         longest = max(map(len, self._tokens)) + 2
         length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
         length = min(length, self._max_seq_length)
@@ -409,15 +411,12 @@ class LinearProbe(Yardstick):
 
 
 def _means_of_tokens(
-    model: keras.layers.Layer, strategy: tf.distribute.Strategy
-) -> Any:
-    def on_replica(*inputs: tf.Tensor) -> tf.Tensor:
-        hidden, _ = model.backbone(*inputs)
-        mask = tf.cast(inputs[1], tf.float32)[..., tf.newaxis]
-        total = tf.reduce_sum(tf.cast(hidden, tf.float32) * mask, axis=1)
-        return total / tf.reduce_sum(mask, axis=1)
-
-    return _compile(strategy, on_replica)
+    model: keras.layers.Layer, *inputs: tf.Tensor
+) -> tf.Tensor:
+    hidden, _ = model.backbone(*inputs)
+    mask = tf.cast(inputs[1], tf.float32)[..., tf.newaxis]
+    total = tf.reduce_sum(tf.cast(hidden, tf.float32) * mask, axis=1)
+    return total / tf.reduce_sum(mask, axis=1)
 
 
 def _compile(

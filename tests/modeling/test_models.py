@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import ModelConfig, OptimizerConfig
+from albert_tf.config import ModelConfig, OptimizerConfig, PretrainingConfig
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.modeling.target import ProgramTarget
-from albert_tf.training import pretraining
 from albert_tf.training.optimizers import make_optimizer
+from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tiny_model
 
 
@@ -217,13 +217,14 @@ def test_only_matrix_products_of_the_encoder_are_bfloat16():
     assert {x.dtype for x in model(batch).values()} == {tf.float32}
     optimizer = make_optimizer(OptimizerConfig())
     optimizer.build(model.trainable_variables)
+    objective = Pretraining(PretrainingConfig())
 
     @tf.function
     def update():
         dropout = Dropout(0.1, 0.1, tf.constant([1, 2]))
         with tf.GradientTape() as tape:
             outputs = model(batch, dropout=dropout)
-            sums = pretraining.pretraining_sums(outputs, batch)
+            sums = objective.sums(outputs, batch)
             loss = sums["mlm_loss_sum"] + sums["sentence_loss_sum"]
         variables = [v.value for v in model.trainable_variables]
         gradients = tape.gradient(loss, variables)

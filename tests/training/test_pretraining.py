@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.training import pretraining
-from albert_tf.training.pretraining import pretraining_sums
+from albert_tf.training.pretraining import Pretraining
 
 VOCAB = 11
 
@@ -42,7 +43,8 @@ def sums_of(outputs, batch):
         )
         for name, value in batch.items()
     }
-    return {k: float(v) for k, v in pretraining_sums(outputs, batch).items()}
+    sums = Pretraining(PretrainingConfig()).sums(outputs, batch)
+    return {k: float(v) for k, v in sums.items()}
 
 
 def numpy_sums(name, logits, labels, weights):
@@ -117,9 +119,11 @@ def test_without_masked_tokens_the_loss_is_0_and_not_nan():
         "mlm_correct_sum": 0.0,
         "mlm_weight_sum": 0.0,
     }
-    means = pretraining.mean_metrics(sums)
+    training = TrainingConfig(sentence_objective="none")
+    objective = Pretraining(PretrainingConfig(training=training))
+    means = objective.metrics(sums)
     assert float(means["masked_lm_loss"]) == 0.0
-    assert tuple(means) == pretraining.metric_names("none")
+    assert tuple(means) == objective.metric_names
 
 
 def test_the_reference_accuracies_are_those_of_table_5():

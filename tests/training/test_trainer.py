@@ -102,14 +102,14 @@ def test_every_field_survives_a_checkpoint():
         learning_rate=0.00176,
         times=StepTimes([1.5, 0.1], [20.0], 0.25, 7.0),
     )
-    restored = Position.at_start(["loss", "gradient_norm"])
+    restored = Position(0, {"loss": 0.0, "gradient_norm": 0.0})
     for field in dataclasses.fields(Position):
         assert getattr(restored, field.name) != getattr(saved, field.name)
     notes = json.loads(json.dumps(saved.to_notes(data="wiki")))
     restored.restore(Checkpoint("step-00000007", 7, notes))
     assert restored == saved
     # The checkpoint of another optimizer has other metrics.
-    other = Position.at_start(["loss", "trust_ratio"])
+    other = Position(0, {"loss": 0.0, "trust_ratio": 0.0})
     other.restore(Checkpoint("step-00000007", 7, notes))
     assert other.totals == {"loss": 17.25, "trust_ratio": 0.0}
     restored.clear_totals()  # after a line of the log
