@@ -6,7 +6,6 @@ A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 `tests/repository/test_documents.py` fails if one is stale.
 """
 
-import ast
 import json
 import pathlib
 import re
@@ -100,20 +99,10 @@ def changes() -> str:
     )
 
 
-def signatures() -> str:
-    """What the help of export_saved_model says about signatures."""
-    path = ROOT / "albert_tf" / "export_saved_model.py"
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert text is not None
-    first = text.index("Signatures that take text.")
-    return f"\n{text[first : text.index('docs/serving.md')].strip()}\n\n"
-
-
 TABLES = {
     "recipes": recipes,
     "estimates": estimates,
     "changes": changes,
-    "signatures": signatures,
 }
 _TABLE = re.compile("(<!-- generated: (.*?) -->\n).*?(<!-- end -->)", re.S)
 

@@ -107,19 +107,37 @@ class Task:
 
 # --- tasks of your own -------------------------------------------------------
 
-_OWN_METRICS = {
-    CLASSIFICATION: ("accuracy", "f1_macro"),
-    REGRESSION: ("pearson", "spearman", "mean_squared_error"),
-    MULTIPLE_CHOICE: ("accuracy",),
-    QUESTION_ANSWERING: ("f1", "exact"),
-    TOKEN_CLASSIFICATION: ("f1", "precision", "recall", "accuracy"),
-    MULTI_LABEL: ("f1_micro", "f1_macro", "accuracy"),
-    EMBEDDING: ("spearman", "pearson"),
+_LABELLED = {
+    "text": "text_column",
+    "text_pair": "text_pair_column",
+    "label": "label_column",
+}
+_ASKED = {**_LABELLED, "text_pair": "question_column"}
+
+# By kind, the scores, and the settings that name the columns.
+_OWN: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
+    CLASSIFICATION: (("accuracy", "f1_macro"), _LABELLED),
+    REGRESSION: (("pearson", "spearman", "mean_squared_error"), _LABELLED),
+    MULTIPLE_CHOICE: (("accuracy",), {**_ASKED, "choices": "choice_columns"}),
+    QUESTION_ANSWERING: (
+        ("f1", "exact"),
+        {
+            **_ASKED,
+            "label": "answer_column",
+            "answer_start": "answer_start_column",
+        },
+    ),
+    TOKEN_CLASSIFICATION: (
+        ("f1", "precision", "recall", "accuracy"),
+        {"text": "tokens_column", "label": "tags_column"},
+    ),
+    MULTI_LABEL: (("f1_micro", "f1_macro", "accuracy"), _LABELLED),
+    EMBEDDING: (("spearman", "pearson"), _LABELLED),
 }
 
 # Scores of embeddings: of pairs with values, and of pairs whose second texts
 # are to be found.
-SIMILARITY = _OWN_METRICS[EMBEDDING]
+SIMILARITY, _ = _OWN[EMBEDDING]
 RETRIEVAL = ("recall@1", "recall@5", "recall@10")
 
 
@@ -152,28 +170,17 @@ def find_task(config: TaskConfig) -> Task:
         )
     if kind == MULTIPLE_CHOICE:
         config.require("choice_columns")
-    columns = Columns(
-        config.text_column,
-        config.text_pair_column,
-        config.label_column,
-        config.id_column,
-        answer_start=config.answer_start_column,
-    )
-    question = columns._replace(text_pair=config.question_column)
-    if kind == MULTIPLE_CHOICE:
-        columns = question._replace(choices=config.choice_columns)
-    elif kind == QUESTION_ANSWERING:
-        columns = question._replace(label=config.answer_column)
-    elif kind == TOKEN_CLASSIFICATION:
+    if kind == TOKEN_CLASSIFICATION:
         import seqeval  # noqa: F401  # fails before the training, not after
-
-        columns = Columns(
-            config.tokens_column, label=config.tags_column, id=config.id_column
-        )
-    elif config.labels_are_lists:
+    if config.labels_are_lists:
         kind = MULTI_LABEL
+    metrics, settings = _OWN[kind]
+    named = {
+        name: getattr(config, setting) for name, setting in settings.items()
+    }
+    columns = Columns(**named, id=config.id_column)
     splits = {name: Split(columns) for name in _FILES}
-    task = Task(config.task, kind, splits=splits, metrics=_OWN_METRICS[kind])
+    task = Task(config.task, kind, splits=splits, metrics=metrics)
     if kind == EMBEDDING:
         if not config.unsupervised or config.dev_file or config.test_file:
             config.require("text_pair_column")
@@ -225,7 +232,7 @@ def _squad(name: str, version: str) -> Task:
         split: Split(SQUAD, f"{split}-v{version}.json")
         for split in (TRAIN, DEV)
     }
-    metrics = _OWN_METRICS[QUESTION_ANSWERING]
+    metrics, _ = _OWN[QUESTION_ANSWERING]
     return Task(name, QUESTION_ANSWERING, "squad", splits, metrics=metrics)
 
 

@@ -1,7 +1,7 @@
 """Writes a trained run as a SavedModel: load, sign, write.
 
-`python -m albert_tf.export_saved_model --help` describes the signatures. All
-call one function, so that the file holds the graph of the model once.
+docs/serving.md describes the signatures. All call one function, so that the
+file holds the graph of the model once.
 """
 
 import functools

@@ -21,6 +21,7 @@ _MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
 # value. Of others, the smallest fraction of equal answers.
 _TOLERANCE = 1e-3
 _LEAST_AGREEMENT = 0.5
+_LEAST_COSINE = 0.9  # of equal embeddings
 
 # Outputs whose largest entry is an answer.
 _SCORES = ("log_probabilities", "probabilities", "start_logits", "end_logits")
@@ -59,8 +60,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         largest_difference: Of a number at a token.
-        equal_answers: Fraction of classes, choices, tags, ends of spans, and
-            best pieces of masks; None of models that have none.
+        equal_answers: Fraction of classes, choices, tags, ends of spans, best
+            pieces of masks, or nearly equal embeddings; None of values.
     """
 
     largest_difference: float
@@ -172,7 +173,11 @@ def compare(
             if is_number:
                 differences.append(np.abs(values - others).max())
                 largest = max(largest, np.abs(values).max())
-            if key in _SCORES and values.ndim > 1:
+            if key == "embedding" and "log_probabilities" not in one:
+                product = (values * others).sum(-1)
+                norms = np.linalg.norm([values, others], axis=-1).prod(0)
+                values, others = product >= _LEAST_COSINE * norms, np.True_
+            elif key in _SCORES and values.ndim > 1:
                 values, others = values.argmax(-1), others.argmax(-1)
             elif is_number:
                 continue
