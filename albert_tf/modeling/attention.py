@@ -21,21 +21,7 @@ from albert_tf.modeling.layers import AddAndNorm, Projection, initializer
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
-def _probabilities(
-    query: tuple[tf.Tensor, tf.Tensor],
-    key: tuple[tf.Tensor, tf.Tensor],
-    attention_bias: AttentionBias,
-    num_heads: int,
-) -> tf.Tensor:
-    """`softmax(Q K^T / sqrt(size) + bias)`; see `kernels.attention`."""
-    q = split_heads(add_bias(*query), num_heads)
-    k = split_heads(add_bias(*key), num_heads)
-    scores = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
-    scores = add_to_scores(scores / math.sqrt(q.shape[-1]), attention_bias)
-    return tf.nn.softmax(scores)
-
-
-class _HeadsProjection(Projection):
+class HeadsProjection(Projection):
     """A projection to or from all heads.
 
     On a TPU, the heads have the layout `(batch, heads, size, length)`:
@@ -43,39 +29,22 @@ class _HeadsProjection(Projection):
     The product then needs no copy between it and attention.
     """
 
-    def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
-        size = config.hidden_size
+    def __init__(
+        self, config: ModelConfig, name: str, dtype: str, to_heads: bool = True
+    ) -> None:
+        size, heads = config.hidden_size, config.num_attention_heads
         super().__init__(size, size, initializer(config), dtype, name)
-        self.num_heads = config.num_attention_heads
-
-
-class ToHeads(_HeadsProjection):
-    """The projection of queries, keys or values."""
+        self.kernel_shape = (size, heads, -1) if to_heads else (heads, -1, size)
+        self.product = "blw,whs->bhsl" if to_heads else "bhsl,hsw->blw"
 
     def call(
         self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Likewise, but the product may be `(batch, heads, size, length)`."""
+        """Likewise, but on a TPU, `x` or the product is in that layout."""
         if not target.is_tpu:
             return super().call(x, target=target)
-        shape = [self.input_width, self.num_heads, -1]
-        kernel = target.read(self.kernel, self.compute_dtype, shape)
-        product = tf.einsum("blw,whs->bhsl", x, kernel)
-        return product, tf.convert_to_tensor(self.bias)
-
-
-class FromHeads(_HeadsProjection):
-    """The projection of the context of all heads."""
-
-    def call(
-        self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Likewise, but `x` may be `(batch, heads, size, length)`."""
-        if not target.is_tpu:
-            return super().call(x, target=target)
-        shape = [self.num_heads, -1, self.width]
-        kernel = target.read(self.kernel, self.compute_dtype, shape)
-        product = tf.einsum("bhsl,hsw->blw", x, kernel)
+        kernel = target.read(self.kernel, self.compute_dtype, self.kernel_shape)
+        product = tf.einsum(self.product, x, kernel)
         return product, tf.convert_to_tensor(self.bias)
 
 
@@ -90,10 +59,12 @@ class SelfAttention(keras.layers.Layer):
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        self.query = ToHeads(config, "query", dtype)
-        self.key = ToHeads(config, "key", dtype)
-        self.value = ToHeads(config, "value", dtype)
-        self.output_projection = FromHeads(config, "output", dtype)
+        self.query = HeadsProjection(config, "query", dtype)
+        self.key = HeadsProjection(config, "key", dtype)
+        self.value = HeadsProjection(config, "value", dtype)
+        self.output_projection = HeadsProjection(
+            config, "output", dtype, to_heads=False
+        )
         self.layer_norm = AddAndNorm(config.hidden_size)
 
     def build(self) -> None:
@@ -153,9 +124,12 @@ class SelfAttention(keras.layers.Layer):
 
         `[b, h, i, j]` is the weight of position j for position i.
         """
-        return _probabilities(
-            self.query(hidden),
-            self.key(hidden),
-            attention_bias,
-            self.config.num_attention_heads,
+        query, key = (
+            split_heads(
+                add_bias(*project(hidden)), self.config.num_attention_heads
+            )
+            for project in (self.query, self.key)
         )
+        scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32)
+        scores = scores / math.sqrt(query.shape[-1])
+        return tf.nn.softmax(add_to_scores(scores, attention_bias))

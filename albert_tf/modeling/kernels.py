@@ -317,7 +317,8 @@ def attention(
 ) -> tf.Tensor:
     """`softmax(Q K^T / sqrt(size) + bias) V` of each head, joined.
 
-    On a TPU, products and context have the layout of `attention.ToHeads`.
+    On a TPU, products and context are in the layout of
+    `attention.HeadsProjection`.
 
     Args:
         query: Product and bias of a `Projection`: compute dtype, `(batch,

@@ -1,6 +1,7 @@
 """ALBERT with heads: the models that pretraining and fine-tuning train."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -104,26 +105,23 @@ class AlbertPretrainer(keras.layers.Layer):
             float32, `(batch, 2)`, unless `sentence_objective` is "none". For
             packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
         """
-        sequence_output, pooled_output = self.backbone(
-            batch["input_ids"],
-            batch["input_mask"],
-            batch["segment_ids"],
+        outputs = self.encode(
+            batch,
             output_positions=batch["masked_lm_positions"],
-            cls_positions=batch.get("next_sentence_positions"),
             dropout=dropout,
             target=target,
         )
-        words = self.backbone.embeddings.word_embeddings
-        logits = self.masked_lm(
-            sequence_output, word_embeddings=words, target=target
-        )
-        return {"mlm_logits": logits, **self._classify(pooled_output)}
+        masked = outputs.pop("sequence_output")
+        return {"mlm_logits": self.mlm_logits(masked, target), **outputs}
 
-    def encode(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def encode(
+        self, batch: Mapping[str, tf.Tensor], **options: Any
+    ) -> dict[str, tf.Tensor]:
         """Encodes every position, and classifies each pair.
 
         Args:
             batch: As in `call`, without `masked_lm_positions`.
+            options: Further arguments of the backbone.
 
         Returns:
             `sequence_output`: compute dtype, `(batch, length, H)`;
@@ -134,24 +132,20 @@ class AlbertPretrainer(keras.layers.Layer):
             batch["input_mask"],
             batch["segment_ids"],
             cls_positions=batch.get("next_sentence_positions"),
+            **options,
         )
-        classes = self._classify(pooled_output)
-        return {"sequence_output": sequence_output, **classes}
+        outputs = {"sequence_output": sequence_output}
+        if pooled_output is not None:
+            outputs["pooled_output"] = pooled_output
+            outputs["sentence_logits"] = self.sentence(pooled_output)
+        return outputs
 
-    def mlm_logits(self, hidden: tf.Tensor) -> tf.Tensor:
+    def mlm_logits(
+        self, hidden: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tf.Tensor:
         """`mlm_logits` as in `call`, of the encoder's output at positions."""
         words = self.backbone.embeddings.word_embeddings
-        return self.masked_lm(hidden, word_embeddings=words)
-
-    def _classify(
-        self, pooled_output: tf.Tensor | None
-    ) -> dict[str, tf.Tensor]:
-        if pooled_output is None:
-            return {}
-        return {
-            "pooled_output": pooled_output,
-            "sentence_logits": self.sentence(pooled_output),
-        }
+        return self.masked_lm(hidden, word_embeddings=words, target=target)
 
 
 class AlbertForTask(keras.layers.Layer):
