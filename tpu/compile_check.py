@@ -135,9 +135,7 @@ def estimate(
 
     data, chip, num_cores = config.data, where.chip, where.num_cores
     micro_batches = data.gradient_accumulation_steps
-    batch_size = per_replica_batch_size(
-        "global_batch_size", data.global_batch_size, num_cores, micro_batches
-    )
+    batch_size = per_replica_batch_size(data, num_cores)
     installed = tpu_compiler.check_installed()
     devices = tpu_compiler.slice_devices(where)
     flops = flops_per_step(

@@ -13,7 +13,7 @@ from absl import logging
 
 from albert_tf.cluster import devices, pjrt, workers
 from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.config import DistributionConfig
+from albert_tf.config import DataConfig, DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
 # Parameters of mallopt(3) in the GNU C library.
@@ -115,23 +115,22 @@ def devices_per_host(strategy: tf.distribute.Strategy) -> int:
 
 
 def per_replica_batch_size(
-    name: str, batch_size: int, num_replicas: int, num_micro_batches: int = 1
+    data: DataConfig, num_replicas: int, name: str = "global_batch_size"
 ) -> int:
-    """Number of rows of a batch that each replica processes.
+    """Number of rows that each replica processes of a batch.
 
     Args:
-        name: The setting that holds `batch_size`, for the error.
+        name: The setting of its size; or "eval_batch_size".
 
     Raises:
         UserError: If the batch cannot be divided evenly.
     """
-    unit = num_replicas * num_micro_batches
+    batch_size, unit, times = getattr(data, name), num_replicas, ""
+    micro_batches = data.gradient_accumulation_steps
+    if name == "global_batch_size" and micro_batches > 1:
+        unit *= micro_batches
+        times = f" times gradient_accumulation_steps ({micro_batches})"
     if batch_size % unit:
-        times = (
-            f" times gradient_accumulation_steps ({num_micro_batches})"
-            if num_micro_batches > 1
-            else ""
-        )
         lower = batch_size // unit * unit
         nearest = [str(size) for size in (lower, lower + unit) if size]
         raise UserError(

@@ -185,15 +185,6 @@ class DataConfig(MaskingConfig):
                 "one may be given"
             )
 
-    def evaluation_limits(self) -> dict[str, int]:
-        """The settings that limit an evaluation to some held-out examples."""
-        if not self.max_eval_steps:  # all examples, in batches of any size
-            return {"max_eval_steps": 0}
-        return {
-            "max_eval_steps": self.max_eval_steps,
-            "eval_batch_size": self.eval_batch_size,
-        }
-
     def datasets(self) -> dict[str, tuple[str, ...]]:
         """The files or globs of each named dataset.
 

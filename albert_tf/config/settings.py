@@ -30,6 +30,7 @@ from typing import Any, Self, TypeVar
 from absl import logging
 
 from albert_tf.errors import UserError
+from albert_tf.io.artifact import flatten
 
 ValueT = TypeVar("ValueT")
 
@@ -258,13 +259,18 @@ class Config:
         """Nested dictionaries and lists that JSON can represent."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
+    def settings_affecting(self, *affects: str) -> dict[str, Any]:
+        """Values as JSON, by dotted name, of settings with these `affects`."""
+        fields = settings_by_path(type(self))
+        return {
+            name: value
+            for name, value in flatten(self.to_dict()).items()
+            if fields[name].metadata["affects"] in affects
+        }
+
     def result_settings(self) -> dict[str, Any]:
-        """`to_dict` without the settings whose `affects` is "nothing"."""
-        values = self.to_dict()
-        for field in dataclasses.fields(self):
-            if field.metadata.get("affects") == "nothing":
-                del values[field.name]
-        return values
+        """The settings whose `affects` is not "nothing"."""
+        return self.settings_affecting("model", "result")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "") -> Self:

@@ -176,21 +176,21 @@ class DistributionConfig(Config, affects="nothing"):
     )
 
     def check(self) -> None:
-        others = ("tpu", "mirrored", "one_device")
-        if self.runtime == "pjrt" and self.strategy in others:
+        if self.runtime != "pjrt":
+            return
+        if self.strategy not in ("auto", "multi_worker"):
             raise UserError(
                 "strategy must be auto or multi_worker with runtime=pjrt",
                 received=self.strategy,
                 remedy="JAX_PLATFORMS=cpu, cuda or tpu selects devices.",
             )
-        compiled = self.fuse_on_cpu and self.jit_compile
-        if self.runtime == "pjrt" and not compiled:
+        if not (self.fuse_on_cpu and self.jit_compile):
             raise UserError(
                 "fuse_on_cpu and jit_compile must be on with runtime=pjrt, "
                 "which compiles complete steps",
                 received=f"{self.fuse_on_cpu}, {self.jit_compile}",
             )
-        if self.runtime == "pjrt" and self.tpu_name != "local":
+        if self.tpu_name != "local":
             raise UserError(
                 "tpu_name must be local with runtime=pjrt",
                 received=self.tpu_name,

@@ -357,9 +357,7 @@ def _predict(inputs: Inputs, host: Host) -> None:
     config, strategy = inputs.config, host.strategy
     training = config.training
     per_replica_batch_size(
-        "eval_batch_size",
-        config.data.eval_batch_size,
-        strategy.num_replicas_in_sync,
+        config.data, strategy.num_replicas_in_sync, "eval_batch_size"
     )
     objective = Finetuning(config, inputs.files, inputs.base)
     with connect(config.distribution, strategy) as connected:

@@ -26,13 +26,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import (
-    FinetuningConfig,
-    PretrainingConfig,
-    TrainingConfig,
-    flatten,
-    settings_by_path,
-)
+from albert_tf.config import FinetuningConfig, PretrainingConfig, TrainingConfig
 from albert_tf.config.task import ALWAYS_ANSWERABLE
 from albert_tf.errors import UserError, name_faults
 from albert_tf.input.record_sets import RecordSet, TrainingData
@@ -294,12 +288,7 @@ def _changed(
     stored: PretrainingConfig, config: PretrainingConfig, affects: str
 ) -> str:
     """Lists changed settings that affect the "model" or the "result"."""
-    settings = settings_by_path(type(config))
-    now = {
-        name: value
-        for name, value in flatten(config.to_dict()).items()
-        if settings[name].metadata["affects"] == affects
-    }
+    now = config.settings_affecting(affects)
     return "; ".join(differences(stored.to_dict(), now))
 
 

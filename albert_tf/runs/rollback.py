@@ -13,7 +13,7 @@ Reference:
 import dataclasses
 import math
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 from albert_tf.config import TrainingConfig
@@ -183,20 +183,20 @@ class Rollbacks:
 
 
 def find_divergence(
-    loss: float,
-    gradient_norm: float,
+    means: Mapping[str, float],
     lowest_loss: float | None,
     config: TrainingConfig,
 ) -> str:
     """Describes why a run has diverged; "" if it has not.
 
     Args:
-        loss: Mean loss of the steps since the last check, in nats.
-        gradient_norm: Mean gradient norm of the same steps. It may be NaN
-            while the loss, which is computed before it, is still finite.
+        means: `loss` and `gradient_norm` of the steps since the last check.
+            The norm may be NaN while the loss, which is computed before it, is
+            still finite.
         lowest_loss: The lowest mean loss so far in this phase of the records;
             None at the first check.
     """
+    loss, gradient_norm = means["loss"], means["gradient_norm"]
     if not math.isfinite(loss + gradient_norm):
         return f"loss {loss} and gradient norm {gradient_norm}"
     allowed = config.divergence_loss_increase

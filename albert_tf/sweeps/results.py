@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from albert_tf.cluster.jobs import Job
-from albert_tf.config import PretrainingConfig, flatten, settings_by_path
+from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io.artifact import differences
 from albert_tf.io.files import exists, is_remote, load_json_if_any, write_json
@@ -127,16 +127,13 @@ def _store_evaluation(evaluation: Evaluation, output: str) -> None:
 
 def _settings(config: PretrainingConfig) -> dict[str, Any]:
     """The settings of the result, and of what is evaluated, by dotted name."""
-    settings = settings_by_path(PretrainingConfig)
-    data = config.data
-    limits = data.evaluation_limits() if data.eval_input_file else {}
-    return {
-        name: value
-        for name, value in flatten(config.to_dict()).items()
-        if settings[name].metadata["affects"] != "nothing"
-        or name == "data.eval_input_file"
-        or name.removeprefix("data.") in limits
-    }
+    names, data = ["eval_input_file"], config.to_dict()["data"]
+    if data["eval_input_file"]:
+        names.append("max_eval_steps")
+        if data["max_eval_steps"]:  # otherwise all, in batches of any size
+            names.append("eval_batch_size")
+    evaluated = {f"data.{name}": data[name] for name in names}
+    return config.result_settings() | evaluated
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -220,11 +220,8 @@ def evaluate_run(
     assert held_out is not None
     run_directory.check_evaluation(config, held_out)
     with connect(config.distribution) as host:
-        per_replica_batch_size(
-            "eval_batch_size",
-            config.data.eval_batch_size,
-            host.strategy.num_replicas_in_sync,
-        )
+        num_replicas = host.strategy.num_replicas_in_sync
+        per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
         with host.watchdog.limit("the start of the evaluation"):
             with host.strategy.scope():
                 # The model comes from the settings of the run, not from the

@@ -21,6 +21,7 @@ from albert_tf.training.train_step import (
     Scalars,
     Steps,
     TrainState,
+    as_vector,
     fold_in,
     learning_rate,
     make_replica_step,
@@ -142,22 +143,16 @@ def make_function(
 ) -> ReplicaFunction:
     """The step of a replica, with all results in one vector, "all".
 
-    Args:
-        state: With a step of int32.
+    The step of `state` is of int32.
     """
-    replica_step = make_replica_step(
-        state,
-        config,
-        device_type,
-        fold_in if device_type == "TPU" else exact_fold_in,
-    )
+    fold = fold_in if device_type == "TPU" else exact_fold_in
+    replica_step = make_replica_step(state, config, device_type, fold)
     names = metric_names(config, state.objective)
 
     def step_vector(batch: Any, *flags: tf.Tensor) -> tuple[Scalars, Scalars]:
-        results = replica_step(batch, rates, *flags)
-        ordered = [results[name] for name in names]
-        stops = [results["stops"]] if flags else []
-        return {"all": tf.stack([*ordered, *stops])}, {}
+        all_names = (*names, "stops") if flags else names
+        step = as_vector(replica_step, all_names, rates)
+        return step(batch, *flags), {}
 
     return step_vector
 

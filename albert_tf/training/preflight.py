@@ -18,7 +18,11 @@ from absl import logging
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import connect
 from albert_tf.cluster.pjrt import TO_SAVE_MEMORY
-from albert_tf.cluster.strategy import device_names, make_strategy
+from albert_tf.cluster.strategy import (
+    device_names,
+    make_strategy,
+    per_replica_batch_size,
+)
 from albert_tf.cluster.workers import (
     LOSS_ERRORS,
     is_one_process,
@@ -36,7 +40,7 @@ from albert_tf.training import cost, schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Progress, StepTimes
-from albert_tf.training.trainer import Trainer, check_batches
+from albert_tf.training.trainer import Trainer
 from albert_tf.training.warm_start import WarmStart
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
@@ -268,9 +272,9 @@ class _Preflight:
     def _batch(self) -> Iterator[Row]:
         data = self.config.data
         replicas = self.strategy.num_replicas_in_sync
-        per_replica = check_batches(
-            self.config, self.strategy, bool(data.eval_input_file)
-        )
+        per_replica = per_replica_batch_size(data, replicas)
+        if data.eval_input_file:
+            per_replica_batch_size(data, replicas, "eval_batch_size")
         yield Row(
             OK,
             f"{data.global_batch_size:,} = {replicas} replicas x "
@@ -326,12 +330,10 @@ class _Preflight:
         self, means: Mapping[str, float], step: int, lowest_loss: float | None
     ) -> Row:
         """Checks the loss of the weights that the run starts from."""
-        loss, norm = means["loss"], means["gradient_norm"]
-        diverged = find_divergence(
-            loss, norm, lowest_loss, self.config.training
-        )
+        diverged = find_divergence(means, lowest_loss, self.config.training)
         if diverged:
             return Row(FAIL, diverged, "Lower --learning_rate.", "loss")
+        loss = means["loss"]
         text = f"{loss:.3f} at step {step}"
         chance = self.objective.chance_loss()
         if step or self.initial or chance is None:

@@ -236,9 +236,7 @@ class Pretraining(Objective):
     ) -> list[str]:
         task = self._config.training.held_out_objective()
         lines = [describe(values, task)]
-        if task == self._sentence_objective:
-            lines[0] += f"; {describe_reference(task)}"
-        else:
+        if task != self._sentence_objective:
             lines.append(
                 "model trained with sentence_objective="
                 f"{self._sentence_objective}, evaluated on {task} records"
@@ -290,18 +288,3 @@ def describe(values: Mapping[str, float], sentence_objective: str) -> str:
             f"({values['sentence_order_accuracy']:.1%})"
         )
     return ", ".join(parts)
-
-
-def describe_reference(sentence_objective: str) -> str:
-    """Formats the accuracies of the paper, which used other data."""
-    parts = [
-        f"{task} {accuracy:.1%}"
-        for task, accuracy in zip(
-            ("mlm", sentence_objective),
-            PAPER_REFERENCE[sentence_objective].values(),
-            strict=False,
-        )
-    ]
-    return (
-        f"paper, base after 125k steps (Table 5): {', '.join(parts)} accuracy"
-    )

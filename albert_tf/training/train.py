@@ -29,7 +29,7 @@ from absl import logging
 from albert_tf.cluster import versions
 from albert_tf.cluster.energy import Meter
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.strategy import devices_per_host
+from albert_tf.cluster.strategy import devices_per_host, per_replica_batch_size
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_format import (
@@ -52,7 +52,7 @@ from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Profiler, Progress
-from albert_tf.training.trainer import Trainer, check_batches
+from albert_tf.training.trainer import Trainer
 from albert_tf.training.warm_start import WarmStart
 
 
@@ -124,7 +124,10 @@ def open_run(
     `began`: see `train`.
     """
     began = began or time.time()
-    check_batches(config, host.strategy, held_out is not None)
+    num_replicas = host.strategy.num_replicas_in_sync
+    per_replica_batch_size(config.data, num_replicas)
+    if held_out is not None:
+        per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
     if not host.is_chief:
         logging.set_verbosity(logging.WARNING)
     # Model, optimizer and program.
@@ -149,9 +152,7 @@ def open_run(
             position.to_evaluate,
             position.num_steps,
         )
-    peak = cost.peak_flops(host.strategy)
-    progress = Progress(config, objective, data, peak)
-    run = Run(trainer, evaluator, run_log, progress)
+    run = Run(trainer, evaluator, run_log)
     times = {
         "start_up_s": time.time() - began - restore_s,
         "restore_s": restore_s,
@@ -188,7 +189,6 @@ class Run:
         trainer: Trainer,
         evaluator: Evaluator | None,
         run_log: RunLog | None,
-        progress: Progress,
     ) -> None:
         self.config = trainer.config
         self.data = trainer.data
@@ -197,7 +197,12 @@ class Run:
         self.position = trainer.position
         self.evaluator = evaluator
         self.run_log = run_log
-        self.progress = progress
+        self.progress = Progress(
+            self.config,
+            trainer.objective,
+            self.data,
+            cost.peak_flops(self.host.strategy),
+        )
         self.profiler = Profiler(self.config, is_active=run_log is not None)
         self.devices, _ = cost.describe_devices(self.host.strategy)
         self._meter = Meter(
@@ -277,14 +282,14 @@ class Run:
 
         After divergence, returns to a checkpoint, and False.
         """
-        position = self.position
+        position, training = self.position, self.config.training
         rates = schedules.dropout_rates(position.step - 1, self.config)
         metrics = {
             **position.means(),
             "learning_rate": position.learning_rate,
             "dropout": rates.hidden,
         }
-        divergence = self._find_divergence(metrics)
+        divergence = find_divergence(metrics, position.lowest_loss, training)
         if divergence:
             self._roll_back(divergence, metrics)
             return False
@@ -295,14 +300,6 @@ class Run:
             self.progress.log(position.step, metrics)
             self.run_log.write("train", position.step, metrics)
         return True
-
-    def _find_divergence(self, metrics: Mapping[str, float]) -> str:
-        return find_divergence(
-            metrics["loss"],
-            metrics["gradient_norm"],
-            self.position.lowest_loss,
-            self.config.training,
-        )
 
     def _log_changes(self) -> None:
         """Logs scheduled changes after a loop."""
@@ -367,7 +364,9 @@ class Run:
         position, stop = self.position, self.host.stop
         assert stop, "a request to stop"
         self._end_profile()
-        divergence = self._find_divergence(position.means())
+        divergence = find_divergence(
+            position.means(), position.lowest_loss, self.config.training
+        )
         if divergence and position.num_steps:
             logging.error(
                 "NO CHECKPOINT SAVED at step %d, since the run has diverged: "

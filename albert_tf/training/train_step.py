@@ -148,7 +148,7 @@ def make_train_steps(
         result_names = (*names, "stops") if sums_flags else names
 
         # TPUStrategy converts all arguments to tensors: bind the rates.
-        step_vector = _as_vector(replica_step, result_names, rates)
+        step_vector = as_vector(replica_step, result_names, rates)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
         # The host sends a step to the devices without waiting for the results
@@ -193,7 +193,7 @@ def make_train_steps(
 
 
 @tf.autograph.experimental.do_not_convert
-def _as_vector(
+def as_vector(
     replica_step: Callable[..., Scalars],
     names: Sequence[str],
     rates: DropoutRates,

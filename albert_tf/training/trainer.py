@@ -10,7 +10,6 @@ from absl import logging
 
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.pjrt import PjrtStrategy
-from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
@@ -97,24 +96,6 @@ class Position:
         """Clears the sums and the times of steps."""
         self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0
         self.times = StepTimes()
-
-
-def check_batches(
-    config: PretrainingConfig, strategy: tf.distribute.Strategy, evaluates: bool
-) -> int:
-    """Checks that batches can be divided; returns that of a replica."""
-    data, num_replicas = config.data, strategy.num_replicas_in_sync
-    per_replica = per_replica_batch_size(
-        "global_batch_size",
-        data.global_batch_size,
-        num_replicas,
-        data.gradient_accumulation_steps,
-    )
-    if evaluates:
-        per_replica_batch_size(
-            "eval_batch_size", data.eval_batch_size, num_replicas
-        )
-    return per_replica
 
 
 class Trainer:

@@ -15,7 +15,7 @@ from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.config import DistributionConfig
+from albert_tf.config import DataConfig, DistributionConfig
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from tests.helpers.limits import Limits
 
@@ -118,19 +118,26 @@ def test_an_invalid_tf_config_is_refused_with_the_right_form(
 
 
 def test_a_batch_is_divided_evenly_or_refused():
-    share = per_replica_batch_size
-    assert share("global_batch_size", 4096, 32, 4) == 128
+    def share(size, num_replicas, micro_batches=1, name="global_batch_size"):
+        sizes = {"global_batch_size": 4, name: size}
+        data = DataConfig(gradient_accumulation_steps=micro_batches, **sizes)
+        return per_replica_batch_size(data, num_replicas, name)
+
+    assert share(4096, 32, 4) == 128
+    assert share(64, 32, 4, "eval_batch_size") == 2
     with pytest.raises(
         UserError, match=r"\(32\)\. Received: 4100\. Nearest: 4096 and 4128\."
     ):
-        share("global_batch_size", 4100, 32)
+        share(4100, 32)
     with pytest.raises(
         UserError,
         match=r"\(32\) times gradient_accumulation_steps \(4\)\. .* and 4224\.",
     ):
-        share("global_batch_size", 4100, 32, 4)
-    with pytest.raises(UserError, match=r"\(8\)\. Received: 3\. Nearest: 8\."):
-        share("global_batch_size", 3, 8)
+        share(4100, 32, 4)
+    with pytest.raises(
+        UserError, match=r"eval_.*\(8\)\. Received: 3\. Nearest: 8\."
+    ):
+        share(3, 8, name="eval_batch_size")
 
 
 def test_the_devices_of_the_first_host_are_counted():
@@ -169,7 +176,7 @@ PROGRAM = """
 import resource
 import numpy as np
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.config import DistributionConfig
+from albert_tf.config import DataConfig, DistributionConfig
 
 def page_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -111,10 +111,12 @@ def test_a_run_rolls_back_at_most_max_rollbacks_times(tmp_path):
 def test_a_loss_two_nats_above_the_lowest_has_diverged(
     loss, norm, lowest, diverged
 ):
-    assert bool(find_divergence(loss, norm, lowest, CONFIG)) == diverged
+    means = {"loss": loss, "gradient_norm": norm}
+    assert bool(find_divergence(means, lowest, CONFIG)) == diverged
 
 
 def test_an_allowed_increase_of_0_detects_only_nan_and_infinity():
     config = TrainingConfig(divergence_loss_increase=0)
-    assert not find_divergence(99.0, 1.0, 1.0, config)
-    assert find_divergence(math.nan, 1.0, 1.0, config)
+    means = {"loss": 99.0, "gradient_norm": 1.0}
+    assert not find_divergence(means, 1.0, config)
+    assert find_divergence({**means, "loss": math.nan}, 1.0, config)

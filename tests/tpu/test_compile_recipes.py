@@ -35,9 +35,7 @@ def test_the_estimate_is_for_the_slice_and_the_rows_of_the_recipe(name):
     assert found["precision"] == distribution.precision == "mixed_bfloat16"
     rows = found["batch_size"] * micro_batches * where.num_cores
     assert rows == data.global_batch_size
-    per_replica_batch_size(
-        "eval_batch_size", data.eval_batch_size, where.num_cores
-    )
+    per_replica_batch_size(data, where.num_cores, "eval_batch_size")
     arguments = compile_recipes.flags_of(name)
     assert flags.parse_line(PretrainingConfig, arguments) == config.run
 
