@@ -74,6 +74,7 @@ setup(
     ],
     package_dir=PACKAGE_DIR,
     package_data={
+        "albert_tf": ["*.html"],
         "albert_tf.configs": ["*/*", "*/include/*"],
         "albert_tf.models": ["*/*"],
         "albert_tf.interop": ["*.json"],

@@ -696,7 +696,8 @@ class FirstModel:
         curves = pathlib.Path(f"{self.dir}/curves.png").read_bytes()
         commands = [s["command"] for s in self.state["stages"].values()]
         words = [s["word"] for s in figures["sentences"]]
-        page = _PAGE.format(
+        template = pathlib.Path(__file__).with_suffix(".html").read_text()
+        page = template.format(
             **summary,
             facts="".join(
                 f"<li>{html.escape(f)}</li>" for f in self.plan.facts
@@ -719,40 +720,6 @@ class FirstModel:
             f"page: {self.dir}/index.html\nmodel: {self.dir}/runs/decay\n"
             f"SavedModel: {self.dir}/saved_model"
         )
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>My first model</title>
-<style>body {{ font-family: sans-serif; max-width: 60rem; margin: 1rem auto; }}
-pre {{ background: #f4f4f4; padding: .6rem; overflow-x: auto;
-white-space: pre-wrap; }} img {{ max-width: 100%; }}
-td, th {{ padding: .2rem .8rem; text-align: left; }}</style></head><body>
-<h1>My first model</h1>
-<ul>{facts}</ul>
-<h2>Results on held-out text</h2>
-<p>Examples of {examples} tokens, of which 15 % are masked, as single words.
-Lower losses are better.</p>
-<table><tr><th></th><th>loss, nats</th><th>right first guesses</th></tr>
-<tr><td>frequency of the pieces (unigram entropy)</td>
-<td>{unigram_entropy:.3f}</td><td></td></tr>
-<tr><td>5-grams that read both sides of the mask</td>
-<td>{five_gram_loss:.3f}</td><td>{five_gram_accuracy:.1%}</td></tr>
-<tr><td><b>this model</b>, after {minutes:.1f} minutes</td>
-<td><b>{masked_lm_loss:.3f}</b></td><td>{masked_lm_accuracy:.1%}</td></tr>
-</table>
-<h2>Masks filled in held-out sentences</h2>
-<pre>{filled}</pre><p>The masked words were:</p><pre>{words}</pre>
-<h2>Learning curves</h2>
-<img alt="learning curves" src="data:image/png;base64,{curves}">
-<h2>What a longer run would gain</h2>
-<p>In its last {constant:.1f} minutes at a constant learning rate, the loss of
-the training fell by {fall:.2f} nats. Try --minutes={longer:g} with another
---output_dir. More text helps, too.</p>
-<h2>The commands</h2>
-<p>Repeat them in this order, in another directory, and change them.</p>
-<pre>{commands}</pre>
-</body></html>
-"""
 
 
 def main(config: FirstModelConfig) -> None:

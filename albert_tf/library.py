@@ -55,7 +55,7 @@ def recipe(name: str, **values: Any) -> PretrainingConfig | FinetuningConfig:
     return flags.parse_line(config_class, words).replace(**values)
 
 
-class Metrics(Mapping[str, list[Any]]):
+class Metrics(dict[str, list[Any]]):
     """A table of metrics: a list of values for each name, None where missing.
 
     `pandas.DataFrame(metrics)` makes a data frame. The columns "split" and
@@ -64,18 +64,8 @@ class Metrics(Mapping[str, list[Any]]):
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = list(rows)
-        self._names = list(dict.fromkeys(name for row in rows for name in row))
-
-    def __getitem__(self, name: str) -> list[Any]:
-        if name not in self._names:
-            raise KeyError(name)
-        return [row.get(name) for row in self.rows]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        names = dict.fromkeys(name for row in rows for name in row)
+        super().__init__({n: [row.get(n) for row in rows] for n in names})
 
     def of(self, split: str) -> "Metrics":
         """The lines of "train" or "eval"."""

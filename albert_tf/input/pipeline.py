@@ -226,7 +226,7 @@ class Lane(NamedTuple):
             begin = max(first - epoch * size, 0) // block_size * block_size
             end = min(last - epoch * size + block_size, size)
             for files, skipped, read in zip(
-                _ordered_files(records, seed, epoch),
+                shuffled_files(records, seed, epoch),
                 records.num_by_source(begin),
                 records.num_by_source(end),
                 strict=True,
@@ -241,33 +241,23 @@ class Lane(NamedTuple):
 
 
 def shuffled_files(
-    files: Sequence[str], seed: int, epoch: tf.Tensor | int, passes: int = 1
-) -> tf.Tensor:
-    """Returns the shards of a set in the order of an epoch; string.
-
-    Args:
-        passes: How often each shard occurs, every time in another order.
-    """
-    key = _epoch_key(seed, epoch)
-    keys = [key] + [
-        tf.random.experimental.stateless_fold_in(key, number)
-        for number in range(1, passes)
-    ]
-    orders = [
-        tf.random.experimental.stateless_shuffle(
-            tf.constant(files, tf.string), seed=key
-        )
-        for key in keys
-    ]
-    return tf.concat(orders, axis=0)
-
-
-def _ordered_files(
     records: RecordSet, seed: int, epoch: tf.Tensor | int
 ) -> list[tf.Tensor]:
-    """Returns `shuffled_files` of each source."""
+    """Returns the shards of each source in the order of an epoch; string.
+
+    A shard occurs once for each pass over its source, in another order.
+    """
+    key = _epoch_key(seed, epoch)
+
+    def shuffle(files: Sequence[str], number: int) -> tf.Tensor:
+        fold = tf.random.experimental.stateless_fold_in
+        return tf.random.experimental.stateless_shuffle(
+            tf.constant(files, tf.string),
+            seed=fold(key, number) if number else key,
+        )
+
     return [
-        shuffled_files(files, seed, epoch, passes)
+        tf.concat([shuffle(files, n) for n in range(max(passes, 1))], axis=0)
         for files, passes in zip(
             records.files_by_source, records.passes_by_source(), strict=True
         )
@@ -314,7 +304,7 @@ def shuffled_stream(
     first_block = offset // block_size
     skips = records.num_by_source(first_block * block_size)
     ordered_files = []
-    for index, files in enumerate(_ordered_files(records, seed, epoch)):
+    for index, files in enumerate(shuffled_files(records, seed, epoch)):
         remaining = files.numpy().tolist()
         # A small set may have no records left for the last block.
         while remaining and skips[index] >= (
@@ -331,7 +321,7 @@ def shuffled_stream(
     ).flat_map(
         lambda epoch: epoch_from(
             epoch,
-            _ordered_files(records, seed, epoch),
+            shuffled_files(records, seed, epoch),
             [0] * len(records.files_by_source),
             0,
         )

@@ -185,11 +185,12 @@ def test_only_shards_near_the_steps_are_searched(
         searched.append(files)
 
     monkeypatch.setattr(record_format, "check_intact", note)
+    records = stream.locate(0)[0].records
     (first, second), (third, _) = (
-        shuffled_files([one, three], SEED, epoch).numpy().astype(str).tolist()
+        shuffled_files(records, SEED, epoch)[0].numpy().astype(str).tolist()
         for epoch in range(2)
     )
-    steps = stream.locate(0)[0].records.num_records // 8
+    steps = records.num_records // 8
     for step, files in (
         (0, {first, two}),
         (steps - 6, {second, two}),
