@@ -80,7 +80,10 @@ def train_by(runtime, config, run_dir):
 def test_run_trains_and_continues_with_either_runtime(
     tiny_records, tmp_path, capsys
 ):
-    config = settings(tiny_records, tmp_path)
+    """Of two dropout rates. The cache of JAX has the programs of a restart."""
+    import jax
+
+    config = settings(tiny_records, tmp_path, dropout_schedule="0:0.1,45:0")
     runs = {name: tmp_path / name for name in ("tensorflow", "pjrt")}
     wanted, whole = (train_by(name, config, runs[name]) for name in runs)
     assert_equal(whole, wanted, 1e-6)
@@ -91,7 +94,12 @@ def test_run_trains_and_continues_with_either_runtime(
         return train_by(runtime, config, run_dir)
 
     assert_equal(continued_by("pjrt", runs["tensorflow"]), wanted, 1e-6)
+    counts = collections.Counter()
+    jax.monitoring.register_event_listener(
+        lambda event, **_: counts.update([event.rpartition("/")[2]])
+    )
     again = continued_by("pjrt", runs["pjrt"])
+    assert counts["cache_misses"] == 0 < counts["cache_hits"]
     assert again[0] == whole[0]
     for name, value in whole[1].items():
         np.testing.assert_array_equal(again[1][name], value)
@@ -108,55 +116,31 @@ def test_run_trains_and_continues_with_either_runtime(
 
 @pytest.mark.jax
 @pytest.mark.slow
-def test_replicas_train_as_those_of_tensorflow(
+def test_devices_and_processes_train_as_replicas_of_tensorflow(
     tiny_dynamic_packed_records, tmp_path
 ):
     config = settings(
         tiny_dynamic_packed_records,
         tmp_path,
         **tiny_run.PACKING,
-        num_logical_cpus=2,
         gradient_accumulation_steps=2,
         optimizer="adamw",
         remat=True,
+    ).replace(num_train_steps=20, eval_every_n_steps=10)
+    several = config.replace(
+        strategy="multi_worker",
+        runtime="pjrt",
+        output_dir=str(tmp_path / "processes"),
     )
+    run = RunProcesses(several, tmp_path, workers=2)
+    config = config.replace(num_logical_cpus=2)
     wanted, found = (
         train_by(name, config, tmp_path / name)
         for name in ("tensorflow", "pjrt")
     )
     assert_equal(found, wanted, 1e-6)
-
-
-@pytest.mark.jax
-@pytest.mark.slow
-def test_two_processes_train_as_one_with_two_devices(tiny_records, tmp_path):
-    config = settings(tiny_records, tmp_path / "two", runtime="pjrt")
-    config = config.replace(num_train_steps=20, eval_every_n_steps=10)
-    several = config.replace(strategy="multi_worker")
-    run = RunProcesses(several, tmp_path, workers=2)
     assert run.wait() == [0, 0], run.log()
-    train_by("pjrt", config.replace(num_logical_cpus=2), tmp_path / "one")
-    check_same_run(tmp_path / "two", tmp_path / "one")
-
-
-@pytest.mark.jax
-@pytest.mark.slow
-def test_a_restart_compiles_nothing(tiny_records, tmp_path):
-    """Of two dropout rates: the cache of JAX has their programs."""
-    import jax
-
-    counts = collections.Counter()
-    config = settings(
-        tiny_records, tmp_path, dropout_schedule="0:0.1,3:0"
-    ).replace(num_train_steps=6, save_checkpoints_steps=2)
-    train_by("pjrt", config, tmp_path)
-    for step in (4, 6):
-        shutil.rmtree(tmp_path / f"checkpoints/step-0000000{step}")
-    jax.monitoring.register_event_listener(
-        lambda event, **_: counts.update([event.rpartition("/")[2]])
-    )
-    train_by("pjrt", config, tmp_path)
-    assert counts["cache_misses"] == 0 < counts["cache_hits"]
+    check_same_run(tmp_path / "processes", tmp_path / "pjrt")
 
 
 @pytest.mark.jax
