@@ -157,13 +157,8 @@ class ExampleSet:
         return not self.split.startswith(TEST)
 
     def labels(self) -> list[Any]:
-        """The labels as `score.score` takes them; for tags, their names."""
-        labels = [example.label for example in self.examples]
-        if self.task.kind == TOKEN_CLASSIFICATION:
-            return [[self.task.labels[i] for i in tags] for tags in labels]
-        if self.task.kind == MULTI_LABEL:
-            return [multi_hot(found, len(self.task.labels)) for found in labels]
-        return labels
+        """The labels as `score.score` takes them, with names for indices."""
+        return [self.task.named(example.label) for example in self.examples]
 
     def describe(self) -> list[str]:
         """Describes the examples in lines for the log."""
@@ -221,12 +216,6 @@ def read_examples(
         _add_example(examples, row, columns)
     _check(examples)
     return examples
-
-
-def multi_hot(indices: Iterable[int], size: int) -> list[int]:
-    """1 at each of the indices, 0 elsewhere."""
-    kept = {*indices}
-    return [int(i in kept) for i in range(size)]
 
 
 # --- sources -----------------------------------------------------------------

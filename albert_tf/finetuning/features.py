@@ -40,7 +40,6 @@ from albert_tf.finetuning.examples import (
     ChoiceExample,
     ExampleSet,
     TextExample,
-    multi_hot,
 )
 from albert_tf.finetuning.tasks import TRAIN
 from albert_tf.input.record_format import serialize
@@ -181,7 +180,9 @@ def make_records(
     for values in records:
         values["example_weight"] = 1.0
         if task.kind == MULTI_LABEL:
-            values["labels"] = multi_hot(values["label"] or (), num_classes)
+            values["labels"] = np.isin(
+                range(num_classes), values["label"] or ()
+            )
         yield {
             f.name: np.ravel(values[f.name]).astype(f.dtype) for f in features
         }

@@ -91,24 +91,26 @@ class Scorer:
         )
 
     def find(self, collected: Arrays) -> Any:
-        """The `QuestionAnswer` of each question, or the prediction.
+        """The `QuestionAnswer` of each question; the embeddings of each pair.
 
-        A class, a value, 1 for each class of a text, the tags of its words, or
-        the embeddings of a pair.
+        Of other kinds, the predictions as in `score.score`.
         """
         if self.maker is not None:
             return list(
                 find_answers(self.examples.examples, self.maker, collected)
             )
-        kind = self.examples.task.kind
-        if kind == TOKEN_CLASSIFICATION:
+        task = self.examples.task
+        if task.kind == TOKEN_CLASSIFICATION:
             return list(self._find_tags(**collected))
-        if kind == EMBEDDING:
+        if task.kind == EMBEDDING:
             return collected["embeddings"]
         logits = collected["logits"]
-        if kind == MULTI_LABEL:
-            return (logits > 0).astype(int)
-        return logits[:, 0] if kind == REGRESSION else logits.argmax(axis=-1)
+        if task.kind == REGRESSION:
+            return logits[:, 0]
+        best = logits.argmax(axis=-1)
+        if task.kind == MULTI_LABEL:
+            best = map(np.flatnonzero, logits > 0)
+        return list(map(task.named, best))
 
     def _find_tags(
         self, tags: np.ndarray, word_numbers: np.ndarray

@@ -30,6 +30,7 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import posixpath
 import re
 import string
@@ -43,9 +44,9 @@ from absl import logging
 
 from albert_tf.config import flags
 from albert_tf.config.task import (
-    CLASSIFICATION,
     EMBEDDING,
     MULTI_LABEL,
+    OWN_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
     TOKEN_CLASSIFICATION,
@@ -55,13 +56,11 @@ from albert_tf.config.task import (
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.examples import (
     ExampleSet,
-    multi_hot,
     read_examples,
     read_text,
 )
 from albert_tf.finetuning.tasks import (
     DEV,
-    LETTERS,
     RETRIEVAL,
     Task,
 )
@@ -89,10 +88,9 @@ def score(
 
     Args:
         task: Its `metrics` name the scores.
-        labels: Indices of classes or choices, or values; `(examples,)`. 1 for
-            each class of a list, 0 for others; `(examples, classes)`. Or the
-            tags of each text.
-        predictions: As `labels`.
+        labels: For each example a value, the name of a class or choice, or the
+            list of its classes or tags.
+        predictions: As `labels`; perhaps with classes that the task lacks.
 
     Returns:
         The scores by name, and `total`, the number of examples. A correlation
@@ -111,20 +109,27 @@ def score(
         "matthews": metrics.matthews_corrcoef,
         "pearson": functools.partial(_correlation, stats.pearsonr),
         "spearman": functools.partial(_correlation, stats.spearmanr),
-        "mean_squared_error": lambda x, y: np.mean(np.square(x - y)),
+        "mean_squared_error": lambda x, y: np.mean(np.subtract(x, y) ** 2),
     }
-    if task.kind == MULTI_LABEL:
-        labels, predictions = np.array(labels), np.array(predictions)
+    pair = [labels, predictions]
+    places = {name: place for place, name in enumerate(task.names)}
+
+    def place_of(name: str) -> int:
+        return places.setdefault(name, len(places))
+
     if task.kind == TOKEN_CLASSIFICATION:  # of spans; accuracy, of words
         from seqeval import metrics as spans
 
         functions = {n: getattr(spans, f"{n}_score") for n in task.metrics}
+    elif task.kind == MULTI_LABEL:
+        found = [[[*map(place_of, names)] for names in s] for s in pair]
+        numbers = range(len(places))
+        pair = [np.array([np.isin(numbers, row) for row in s]) for s in found]
+    elif task.kind not in (REGRESSION, EMBEDDING):
+        pair = [[*map(place_of, side)] for side in pair]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant predictions
-        scores = {
-            name: float(functions[name](labels, predictions))
-            for name in task.metrics
-        }
+        scores = {name: float(functions[name](*pair)) for name in task.metrics}
     return {**scores, "total": len(labels)}
 
 
@@ -314,71 +319,98 @@ def _mean(scores: Sequence[tuple[float, float]]) -> dict[str, float]:
 # --- files of predictions ----------------------------------------------------
 
 
-def names_of(task: Task) -> Sequence[str]:
-    """The classes, or letters of choices, and numbers of those after Z."""
-    numbers = range(len(LETTERS), task.num_choices)
-    return task.labels or [*LETTERS[: task.num_choices], *map(str, numbers)]
-
-
 def write_predictions(
     path: str, examples: ExampleSet, predictions: Any
 ) -> None:
     """Writes the predictions of all kinds but question answering.
 
-    They are as in `score`. Values of STS-B are cut to its range, 0 to 5.
+    They are as in `score`, or embeddings of pairs, whose cosines are written.
+    Values of STS-B are cut to its range, 0 to 5.
     """
-    task, names = examples.task, names_of(examples.task)
-    if task.kind == TOKEN_CLASSIFICATION:
-        texts = zip(examples.examples, predictions, strict=True)
-        rows = [
-            {"id": example.id, "tokens": example.words, "tags": tags}
-            for example, tags in texts
-        ]
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        write_text(path, "".join(lines))
-        return
+    task = examples.task
     if task.kind == EMBEDDING:
         predictions = cosines_of(predictions)
     if task.name == "stsb":
         predictions = np.clip(predictions, 0, 5)
-    lines = [_HEADER]
+    lines = [] if task.kind == TOKEN_CLASSIFICATION else [_HEADER]
     for example, value in zip(examples.examples, predictions, strict=True):
-        if task.kind in (REGRESSION, EMBEDDING):
-            text = f"{value:.3f}"
-        elif task.kind == MULTI_LABEL:
-            found = [names[i] for i, is_one in enumerate(value) if is_one]
-            text = json.dumps(found, ensure_ascii=False)
-        else:
-            text = names[int(value)]
-        lines.append(f"{example.id}\t{text}")
+        if task.kind == TOKEN_CLASSIFICATION:
+            row = {"id": example.id, "tokens": example.words, "tags": value}
+            lines.append(json.dumps(row, ensure_ascii=False))
+            continue
+        if isinstance(value, list):
+            value = json.dumps(value, ensure_ascii=False)
+        elif not isinstance(value, str):
+            value = f"{value:.3f}"
+        lines.append(f"{example.id}\t{value}")
     write_text(path, "\n".join(lines) + "\n")
 
 
-def read_predictions(path: str, examples: ExampleSet) -> list[str]:
-    """Reads predictions as text, in the order of the examples.
+def read_predictions(path: str, examples: ExampleSet) -> list[Any]:
+    """Reads predictions of all kinds but question answering, as in `score`.
 
     Raises:
-        UserError: If the file has other examples.
+        UserError: If the file has other examples, or other predictions.
     """
-    header, *lines = read_text(path).replace("\r", "").rstrip("\n").split("\n")
-    fields = [line.split("\t") for line in lines]
-    if header != _HEADER or any(len(values) != 2 for values in fields):
-        raise UserError(
-            f"{path} must have two columns, index and prediction, separated "
-            "by a tab",
-            received=repr(header),
+    task, found = examples.task, examples.examples
+    wanted = [example.id for example in found]
+    if task.kind == TOKEN_CLASSIFICATION:
+        config = TaskConfig(
+            task=TOKEN_CLASSIFICATION,
+            dev_file=path,
+            id_column="id" if path.endswith(".jsonl") else "",
         )
-    found = dict(fields)
-    ids = [example.id for example in examples.examples]
-    if sorted(name for name, _ in fields) != sorted(ids):
+        predicted = read_examples(config, DEV)
+        wanted, names = (
+            [f"{e.id}: {' '.join(e.words)}" for e in side]
+            for side in (found, predicted.examples)
+        )
+        fields = [*map(list, zip(names, predicted.labels(), strict=True))]
+    else:
+        header, *lines = read_text(path).replace("\r", "").split("\n")
+        fields = [line.split("\t") for line in filter(None, lines)]
+        if header != _HEADER or any(len(values) != 2 for values in fields):
+            raise UserError(
+                f"{path} must have two columns, index and prediction, "
+                "separated by a tab",
+                received=repr(header),
+            )
+    values = dict(fields)
+    if sorted(name for name, _ in fields) != sorted(wanted):
         raise UserError(
             f"{path} must have one prediction for each example of "
             f"{examples.source}",
-            received=f"{len(fields)} for {len(ids)} examples; others are "
-            + name_faults(sorted(found.keys() ^ set(ids))),
+            received=f"{len(fields)} for {len(wanted)} examples; others are "
+            + name_faults(sorted(values.keys() ^ set(wanted))),
             remedy="Check that these are predictions of that file.",
         )
-    return [found[name] for name in ids]
+    return [_parse(path, task, values[name]) for name in wanted]
+
+
+def _parse(path: str, task: Task, value: Any) -> Any:
+    """A prediction of a file, as in `score`."""
+    form, result = f"one of {', '.join(task.names)}", value
+    try:
+        if task.kind in (REGRESSION, EMBEDDING):
+            form, result = "a number", float(value)
+            is_right = math.isfinite(result)
+        else:
+            if task.kind == MULTI_LABEL:
+                form = 'a list, e.g. ["joy"]'
+                result = json.loads(value)
+            names = result if isinstance(result, list) else [result]
+            others = {*names} - {*task.names}
+            # A model may predict a class of its training set that the file
+            # lacks.
+            is_own = task.name in OWN_TASKS and not task.num_choices
+            is_right = (is_own and "" not in others) or not others
+    except (ValueError, TypeError):
+        is_right = False
+    if not is_right:
+        raise UserError(
+            f"each prediction in {path} must be {form}", received=repr(value)
+        )
+    return result
 
 
 def write_answers(
@@ -439,86 +471,13 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
             answers,
             may_be_unanswerable=task.may_be_unanswerable,
         )
-    if task.kind == TOKEN_CLASSIFICATION:
-        return score(task, examples.labels(), _read_tags(path, examples))
     if task.kind == EMBEDDING and None in examples.labels():
         raise UserError(
             f"{examples.source} must have values to compare cosines with",
             received=f"no column {columns['label_column']}",
             remedy="Name another --label_column.",
         )
-    values = read_predictions(path, examples)
-    lists = _read_lists(path, values) if task.kind == MULTI_LABEL else None
-    if task.name == CLASSIFICATION:
-        # A model may predict a class of its training set that the file lacks.
-        found = {name for names in lists or [values] for name in names}
-        others = sorted(set(filter(None, found)) - set(task.labels))
-        task = dataclasses.replace(task, labels=(*task.labels, *others))
-    examples.task = task
-    labels = examples.labels()
-    names = {name: i for i, name in enumerate(names_of(task))}
-    if lists is not None:
-        rows = [
-            multi_hot(map(names.__getitem__, row), len(names)) for row in lists
-        ]
-        return score(task, labels, rows)
-    is_value = task.kind in (REGRESSION, EMBEDDING)
-    parse = float if is_value else names.__getitem__
-    try:
-        predictions = np.array(list(map(parse, values)))
-        if not np.isfinite(predictions).all():
-            raise ValueError("nan or inf")
-    except (ValueError, KeyError) as error:
-        wanted = f"one of {', '.join(names)}" if names else "a number"
-        raise UserError(
-            f"each prediction in {path} must be {wanted}", received=error
-        ) from None
-    return score(task, labels, predictions)
-
-
-def _read_lists(path: str, values: Sequence[str]) -> list[list[str]]:
-    """The lists of classes that `write_predictions` has written."""
-    lists = []
-    for value in values:
-        try:
-            names = json.loads(value)
-        except ValueError:
-            names = None
-        if not (
-            isinstance(names, list) and all(isinstance(n, str) for n in names)
-        ):
-            raise UserError(
-                f'each prediction in {path} must be a list, e.g. ["joy"]',
-                received=value,
-            )
-        lists.append(names)
-    return lists
-
-
-def _read_tags(path: str, examples: ExampleSet) -> list[list[str]]:
-    """The predicted tags of each text, in the order of the examples."""
-    config = TaskConfig(
-        task=TOKEN_CLASSIFICATION,
-        dev_file=path,
-        id_column="id" if path.endswith(".jsonl") else "",
-    )
-    predicted = read_examples(config, DEV)
-    found = {
-        (example.id, example.words): tags
-        for example, tags in zip(
-            predicted.examples, predicted.labels(), strict=True
-        )
-    }
-    wanted = [(example.id, example.words) for example in examples.examples]
-    if missing := [
-        name for name, words in wanted if (name, words) not in found
-    ]:
-        raise UserError(
-            f"{path} must have the words of each example of {examples.source}",
-            received=f"others for {name_faults(missing)}",
-            remedy="Check that these are predictions of that file.",
-        )
-    return [found[key] for key in wanted]
+    return score(task, examples.labels(), read_predictions(path, examples))
 
 
 def main(config: ScoreConfig) -> None:

@@ -4,8 +4,8 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
@@ -103,6 +103,20 @@ class Task:
         return (
             self.kind == QUESTION_ANSWERING and self.name != ALWAYS_ANSWERABLE
         )
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The classes or tags; or letters of choices, and numbers after Z."""
+        numbers = range(len(LETTERS), self.num_choices)
+        return self.labels or [*LETTERS[: self.num_choices], *map(str, numbers)]
+
+    def named(self, label: Any) -> Any:
+        """The name or names in place of indices; the label of other kinds."""
+        if self.kind in (REGRESSION, EMBEDDING, QUESTION_ANSWERING):
+            return label
+        if isinstance(label, Iterable):
+            return [self.names[i] for i in label]
+        return self.names[label]
 
 
 # --- tasks of your own -------------------------------------------------------

@@ -331,7 +331,7 @@ def test_a_text_can_have_several_classes_or_none(tmp_path):
         assert found.task.kind == "multi_label_classification"
         assert found.task.labels == ("fear", "joy")
         assert [e.label for e in found.examples] == [*lists.values()]
-        assert found.labels() == [[1, 1], [0, 0], [0, 1]]
+        assert found.labels() == [["joy", "fear"], [], ["joy"]]
     assert found.bad == [("line 4", "no label")]
 
 
