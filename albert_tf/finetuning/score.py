@@ -27,6 +27,7 @@ Reference:
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -389,28 +390,28 @@ def read_predictions(path: str, examples: ExampleSet) -> list[Any]:
 
 def _parse(path: str, task: Task, value: Any) -> Any:
     """A prediction of a file, as in `score`."""
-    form, result = f"one of {', '.join(task.names)}", value
-    try:
+    form = f"one of {', '.join(task.names)}"
+    with contextlib.suppress(ValueError, TypeError):
         if task.kind in (REGRESSION, EMBEDDING):
-            form, result = "a number", float(value)
-            is_right = math.isfinite(result)
-        else:
-            if task.kind == MULTI_LABEL:
-                form = 'a list, e.g. ["joy"]'
-                result = json.loads(value)
-            names = result if isinstance(result, list) else [result]
-            others = {*names} - {*task.names}
-            # A model may predict a class of its training set that the file
-            # lacks.
-            is_own = task.name in OWN_TASKS and not task.num_choices
-            is_right = (is_own and "" not in others) or not others
-    except (ValueError, TypeError):
-        is_right = False
-    if not is_right:
-        raise UserError(
-            f"each prediction in {path} must be {form}", received=repr(value)
-        )
-    return result
+            form = "a number"
+            if math.isfinite(number := float(value)):
+                return number
+            raise ValueError
+        names = value if isinstance(value, list) else [value]
+        if task.kind == MULTI_LABEL:
+            form = 'a list, e.g. ["joy"]'
+            names = value = json.loads(value)
+            if not isinstance(names, list):
+                raise TypeError
+        others = {*names} - {*task.names}
+        # A model may predict a class of its training set that the file lacks.
+        if task.name in OWN_TASKS and not task.num_choices:
+            others = {n for n in others if not (isinstance(n, str) and n)}
+        if not others:
+            return value
+    raise UserError(
+        f"each prediction in {path} must be {form}", received=repr(value)
+    )
 
 
 def write_answers(

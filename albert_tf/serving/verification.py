@@ -176,7 +176,8 @@ def compare(
             if key == "embedding" and "log_probabilities" not in one:
                 product = (values * others).sum(-1)
                 norms = np.linalg.norm([values, others], axis=-1).prod(0)
-                values, others = product >= _LEAST_COSINE * norms, np.True_
+                values = product >= _LEAST_COSINE * norms
+                others = np.ones_like(values)
             elif key in _SCORES and values.ndim > 1:
                 values, others = values.argmax(-1), others.argmax(-1)
             elif is_number:
