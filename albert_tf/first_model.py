@@ -257,39 +257,36 @@ def make_plan(config: FirstModelConfig) -> Plan:
         reading = "they are read as paragraphs, and split into sentences"
         corpus.append("--sentence_breaker=sentencex")
     corpus += shlex.split(config.text_flags)
-    training = [f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"]
+    vocabulary_flags: list[str] = []
     if config.init_checkpoint:
         initial = shipped.find(config.init_checkpoint, shipped.MODEL)
         model, objective, lower_case = _read_initial(initial)
-        vocabulary, vocabulary_flags = f"{initial}/spiece.model", []
-        about_vocabulary, lengths = vocabulary, recipe.lengths[1:]
-        values = ",".join(f"{n}={v}" for n, v in model.items())
-        training = [
-            "--albert_config_file=albert_mini",
-            f"--model={values}",
-            *(*_CONTINUED, *training),
-        ]
+        architecture, optimizer = "albert_mini", _CONTINUED
+        lengths = recipe.lengths[1:]
+        vocabulary = about_vocabulary = f"{initial}/spiece.model"
     else:
         # From 3 to 300 MB, ten times as many pieces.
         suited = 4000 * math.sqrt(text.num_bytes / 3e6)
         size = int(min(recipe.max_vocab_size, max(1000, suited // 500 * 500)))
-        vocabulary_flags = []
         if text.many_characters:
             size = max(size, 8000)
             vocabulary_flags = [
                 "--character_coverage=0.9995",
                 "--byte_fallback",
             ]
-        vocabulary = f"{config.output_dir}/vocabulary/spm.model"
-        vocabulary_flags.insert(0, f"--vocab_size={size}")
-        about_vocabulary = f"{size:,} pieces, trained on it"
+        vocabulary_flags.append(f"--vocab_size={size}")
+        model = {"num_hidden_layers": recipe.num_layers, "vocab_size": size}
         objective, lower_case = "none", config.do_lower_case
+        architecture, optimizer = recipe.architecture, recipe.flags
         lengths = recipe.lengths
-        training = [
-            f"--albert_config_file={recipe.architecture}",
-            f"--model=num_hidden_layers={recipe.num_layers},vocab_size={size}",
-            *(*recipe.flags, *training),
-        ]
+        vocabulary = f"{config.output_dir}/vocabulary/spm.model"
+        about_vocabulary = f"{size:,} pieces, trained on it"
+    training = [
+        f"--albert_config_file={architecture}",
+        f"--model={','.join(f'{n}={v}' for n, v in model.items())}",
+        *optimizer,
+        *(f"--seed={config.seed}", "--ngram=1", "--steps_per_loop=20"),
+    ]
     facts = [
         f"{text.num_files} files, {text.num_bytes:,} bytes",
         f"lines have {text.line_length:.0f} characters: {reading}",

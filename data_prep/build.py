@@ -415,7 +415,7 @@ def _find_near_duplicates(state: _State, processes: Processes) -> None:
         return
     tables = state.spill_files(_SKETCHES)
     total = sum(np.load(path, mmap_mode="r").shape[1] for path in tables)
-    parts = near_duplicates.count_parts(total)
+    parts = -(-total // near_duplicates.LARGEST_PART)
     levels = ["documents", "paragraphs"]
     levels = levels[: levels.index(state.config.near_duplicates) + 1]
     dropped = np.empty((2, 0), np.uint64)
@@ -427,7 +427,8 @@ def _find_near_duplicates(state: _State, processes: Processes) -> None:
         ]
         with show_progress(f"comparing {level}", len(tasks), "part") as bar:
             for repeats in processes.map(_find_repeats, tasks):
-                dropped = near_duplicates.merge(dropped, repeats)
+                both = np.concatenate([dropped, repeats], axis=1)
+                dropped = np.unique(both, axis=1)
                 bar.update(1)
         with files.atomic_write(state.near_path(level)) as file:
             np.save(file, dropped)

@@ -34,7 +34,7 @@ _DOCUMENT, _LINE, _FIRST_BAND = range(3)
 
 # This bounds memory, of the hashes of a text, and of the sketches of a part.
 _NGRAMS_AT_A_TIME = 1 << 14
-_LARGEST_PART = 1 << 21
+LARGEST_PART = 1 << 21
 
 _WORD = re.compile(r"\w+")
 
@@ -69,11 +69,6 @@ def sketch(documents: Sequence[list[str]], paragraphs: bool) -> np.ndarray:
             columns.append([_digest_document(lines), number, *hashes])
     shape = len(columns), _FIRST_BAND + BANDS
     return np.array(columns, np.uint64).reshape(shape).T
-
-
-def count_parts(num_texts: int) -> int:
-    """Returns the number of parts in which a band is compared."""
-    return -(-num_texts // _LARGEST_PART)
 
 
 def find_repeats(
@@ -112,11 +107,6 @@ def find_repeats(
         np.where(is_first, np.arange(len(hashes)), 0)
     )
     return np.unique(keys[:, (keys != keys[:, firsts]).any(axis=0)], axis=1)
-
-
-def merge(dropped: np.ndarray, repeats: np.ndarray) -> np.ndarray:
-    """Returns the texts of two results of `find_repeats`, sorted."""
-    return np.unique(np.concatenate([dropped, repeats], axis=1), axis=1)
 
 
 def drop(lines: list[str], dropped: np.ndarray) -> list[str]:

@@ -145,7 +145,7 @@ def test_one_of_near_duplicates_stays(documents, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
     one = build(tmp_path / "1", tmp_path / "a.txt", num_workers=3, **settings)
     (tmp_path / "b.txt").write_text("\n\n".join(texts[::-1]))
-    monkeypatch.setattr(near_duplicates, "_LARGEST_PART", 1000)
+    monkeypatch.setattr(near_duplicates, "LARGEST_PART", 1000)
     other = build(tmp_path / "2", tmp_path / "b.txt", **settings)
 
     number = 0
