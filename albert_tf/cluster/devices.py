@@ -28,32 +28,19 @@ TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 
 @dataclasses.dataclass(frozen=True)
 class TPUChip:
-    """A version of the TPU.
+    """A version of the TPU."""
 
-    Attributes:
-        cores: Number of cores of a chip. The two cores of v4 and v5p count
-            as one (megacore).
-        memory_gib: HBM of a core, less what the compiler reserves.
-        peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
-        clock_hz: Clock rate of a core.
-        all_reduce_bytes_s: Bytes per second that a chip sends in an
-            all-reduce over a complete pod.
-        largest: Number of chips of the largest slice: a pod, or the largest
-            slice tested.
-        dimensions: Number of dimensions of the network between chips.
-        options: Arguments that make libtpu use the two cores as one.
-        watts: Mean power of a chip in training, with its part of the host, of
-            memory, network and fans; None: not published.
-    """
-
-    cores: int
-    memory_gib: float
-    peak_flops: float
-    clock_hz: float
-    all_reduce_bytes_s: float
-    largest: int
-    dimensions: int = 2
+    cores: int  # the two cores of v4 and v5p count as one (megacore)
+    memory_gib: float  # HBM of a core, less what the compiler reserves
+    peak_flops: float  # of a core in bfloat16, dense, in FLOP/s
+    clock_hz: float  # of a core
+    all_reduce_bytes_s: float  # that a chip sends, over a complete pod
+    largest: int  # number of chips of a pod, or of the largest slice tested
+    dimensions: int = 2  # of the network between chips
+    # Arguments that make libtpu use the two cores as one.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Mean power of a chip in training, with its part of the host, of memory,
+    # network and fans; None: not published.
     watts: float | None = None
 
 

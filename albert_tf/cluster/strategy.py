@@ -36,8 +36,22 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             does not fit them.
         RetryError: If a worker, or a host of a TPU slice, does not answer.
     """
-    if config.runtime == "pjrt":
-        return _pjrt_strategy(config)
+    makers = {"tensorflow": _tensorflow_strategy, "pjrt": _pjrt_strategy}
+    kind, strategy = makers[config.runtime](config)
+    if device_type(strategy) == "CPU":
+        keep_freed_memory()
+    logging.info(
+        "strategy %s: %d replicas, here on %s",
+        kind,
+        strategy.num_replicas_in_sync,
+        ", ".join(device_names(strategy)),
+    )
+    return strategy
+
+
+def _tensorflow_strategy(
+    config: DistributionConfig,
+) -> tuple[str, tf.distribute.Strategy]:
     kind = config.strategy
     for gpu in tf.config.list_physical_devices("GPU"):
         # Takes memory as it is needed: an evaluation can share the GPU.
@@ -47,27 +61,17 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         _split_cpu(config.num_logical_cpus)
     if kind == "auto":
         kind = _best_kind(config)
-    strategy: tf.distribute.Strategy
     if kind == "tpu":
-        strategy = _tpu_strategy(config)
-    elif kind == "multi_worker":
-        strategy = _multi_worker_strategy(config.worker_timeout_s)
-    elif kind == "mirrored":
-        strategy = _mirrored_strategy(*_local_devices(config))
-    else:
-        strategy = tf.distribute.OneDeviceStrategy(_local_devices(config)[0])
-    if device_type(strategy) == "CPU":
-        keep_freed_memory()
-    logging.info(
-        "strategy %s: %d replicas, on %s",
-        kind,
-        strategy.num_replicas_in_sync,
-        ", ".join(device_names(strategy)),
-    )
-    return strategy
+        return kind, _tpu_strategy(config)
+    if kind == "multi_worker":
+        return kind, _multi_worker_strategy(config.worker_timeout_s)
+    local_devices = _local_devices(config)
+    if kind == "mirrored":
+        return kind, _mirrored_strategy(*local_devices)
+    return kind, tf.distribute.OneDeviceStrategy(local_devices[0])
 
 
-def _pjrt_strategy(config: DistributionConfig) -> pjrt.PjrtStrategy:
+def _pjrt_strategy(config: DistributionConfig) -> tuple[str, pjrt.PjrtStrategy]:
     first = None
     if os.environ.get("TF_CONFIG"):
         addresses, index = workers.read_workers()
@@ -75,15 +79,7 @@ def _pjrt_strategy(config: DistributionConfig) -> pjrt.PjrtStrategy:
     strategy = pjrt.make_strategy(config, first)
     if strategy.num_processes > 1:
         workers.retry_after_abort()
-    if strategy.device_type == "CPU":
-        keep_freed_memory()
-    logging.info(
-        "runtime pjrt: %d replicas, in %d processes, here on %s",
-        strategy.num_replicas_in_sync,
-        strategy.num_processes,
-        ", ".join(device_names(strategy)),
-    )
-    return strategy
+    return "pjrt", strategy
 
 
 def device_names(strategy: tf.distribute.Strategy) -> list[str]:

@@ -23,15 +23,10 @@ EMBEDDING = "embedding"
 
 
 class Kind(NamedTuple):
-    """A kind of task.
+    """A kind of task."""
 
-    Attributes:
-        layers: The layers above the encoder, as in `interop.weight_names`.
-        has_classes: Whether labels are classes, which the training set has.
-    """
-
-    layers: tuple[str, ...]
-    has_classes: bool = False
+    layers: tuple[str, ...]  # above the encoder, as in `interop.weight_names`
+    has_classes: bool = False  # labels are classes, which the training set has
 
 
 KINDS = {

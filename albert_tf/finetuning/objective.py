@@ -316,10 +316,6 @@ class Finetuning(Objective):
         scores = [f"{name} {value:.4g}" for name, value in metrics.items()]
         return [f"{', '.join(scores)}, on {records.num_records} records"]
 
-    def num_parameters(self) -> int:
-        weights = list_weights(self._config.model, head=self._head)
-        return sum(math.prod(weight.shape) for weight in weights)
-
     def flops_per_step(self) -> int:
         data, model = self._config.data, self._config.model
         reads = 1 if self._head.has_pooler else data.max_seq_length

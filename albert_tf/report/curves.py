@@ -39,17 +39,12 @@ STYLE: Any = {
 
 
 class Panel(NamedTuple):
-    """The content of one set of axes.
-
-    Attributes:
-        scale: "linear", "log" or "percent".
-        late: Whether only the second half of the run is shown.
-    """
+    """The content of one set of axes."""
 
     title: str
     metrics: tuple[str, ...]
-    scale: str = "linear"
-    late: bool = False
+    scale: str = "linear"  # or log, percent
+    late: bool = False  # only the second half of the run is shown
 
 
 PANELS = (

@@ -14,7 +14,7 @@ import json
 import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +84,7 @@ class _Lines:
 
 
 class RunLog:
-    """Writes the metrics and events of a run.
+    """Writes the metrics and events of a run; see `rewind` for arguments.
 
     If a line cannot be written, e.g. because the disk is full, an error is
     logged and training continues; the line is written before the next one, or
@@ -97,7 +97,7 @@ class RunLog:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as run_dir:
-        ...     log = RunLog.open(run_dir, step=0)
+        ...     log = RunLog(run_dir, step=0)
         ...     log.write("train", 100, {"loss": 6.5})
         ...     log.write("train", 200, {"loss": 6.25})
         ...     log.rewind(100)  # the run returns to step 100
@@ -105,7 +105,13 @@ class RunLog:
         [{'split': 'train', 'step': 100, 'loss': 6.5}]
     """
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        step: int,
+        evaluates_again: bool = False,
+        num_unlogged: int = 0,
+    ) -> None:
         self._run_dir = run_dir
         self._metrics = _Lines(posixpath.join(run_dir, METRICS_FILE))
         self._events = _Lines(posixpath.join(run_dir, EVENTS_FILE))
@@ -113,19 +119,7 @@ class RunLog:
         self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
         self.listeners: list[Callable[..., None]] = []
-
-    @classmethod
-    def open(
-        cls,
-        run_dir: str,
-        step: int,
-        evaluates_again: bool = False,
-        num_unlogged: int = 0,
-    ) -> Self:
-        """Opens the log of a new or resumed run, and rewinds it."""
-        log = cls(run_dir)
-        log.rewind(step, evaluates_again, num_unlogged)
-        return log
+        self.rewind(step, evaluates_again, num_unlogged)
 
     def rewind(
         self, step: int, evaluates_again: bool = False, num_unlogged: int = 0

@@ -23,23 +23,13 @@ from albert_tf.io.files import load_json_if_any, write_json
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """One rollback.
+    """One rollback."""
 
-    Attributes:
-        diverged_at: Step at which divergence was detected.
-        resumed_from: Step of the checkpoint that the run returned to.
-        skipped_steps: Number of batches skipped: those that were read between
-            the checkpoint and the divergence.
-        learning_rate_scale: Factor of the learning rate of all steps after the
-            checkpoint.
-        reason: How the run diverged.
-    """
-
-    diverged_at: int
-    resumed_from: int
-    skipped_steps: int
-    learning_rate_scale: float
-    reason: str
+    diverged_at: int  # step at which divergence was detected
+    resumed_from: int  # step of the checkpoint that the run returned to
+    skipped_steps: int  # batches read between checkpoint and divergence
+    learning_rate_scale: float  # of all steps after the checkpoint
+    reason: str  # how the run diverged
 
 
 class Rollbacks:

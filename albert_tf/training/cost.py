@@ -7,7 +7,6 @@ Reference:
     by rematerialisation.
 """
 
-import math
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +15,6 @@ from albert_tf.cluster import devices
 from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.strategy import device_type, devices_per_host
 from albert_tf.config import DataConfig, ModelConfig
-from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
 
 
@@ -109,9 +107,3 @@ def describe_devices(
         number = hosts
     found = {"kind": kind, "number": number, "hosts": hosts, "watts": watts}
     return found, peak
-
-
-def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
-    """Trainable parameters of the model and its pretraining heads."""
-    weights = list_weights(model, sentence_objective)
-    return sum(math.prod(weight.shape) for weight in weights)

@@ -211,10 +211,6 @@ class Objective(abc.ABC):
     # Cost.
 
     @abc.abstractmethod
-    def num_parameters(self) -> int:
-        """Number of trainable values."""
-
-    @abc.abstractmethod
     def flops_per_step(self) -> int:
         """Floating-point operations of a step, of all replicas."""
 

@@ -26,6 +26,7 @@ from albert_tf.input.record_format import (
     pretraining_format,
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.interop import formats
 from albert_tf.io.files import exists
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import SENTENCE_LABEL, TOKENIZER_FILE
@@ -127,7 +128,11 @@ class Pretraining(Objective):
     def initial_weights(
         self, data: TrainingData
     ) -> warm_start.WarmStart | None:
-        return warm_start.read(self._config, data)
+        path = self._config.initialization.init_checkpoint
+        if not path:
+            return None
+        weights = formats.read_weights(path)
+        return warm_start.plan(self._config, data.phases[0].records, weights)
 
     def weights(self, batch: Batch) -> Scalars:
         return {
@@ -253,9 +258,6 @@ class Pretraining(Objective):
                 f"{records.metadata.unigram_entropy_nats:.3f} nats"
             )
         return lines
-
-    def num_parameters(self) -> int:
-        return cost.num_parameters(self._config.model, self._sentence_objective)
 
     def flops_per_step(self) -> int:
         return cost.flops_per_step(

@@ -18,15 +18,10 @@ FAR_RATE, LONG_RUN_STEPS = 2.0, 10_000
 
 
 class DropoutRates(NamedTuple):
-    """Dropout rates of one step.
+    """Dropout rates of one step."""
 
-    Attributes:
-        hidden: Rate for embeddings and for the output of sublayers.
-        attention: Rate for attention probabilities.
-    """
-
-    hidden: float
-    attention: float
+    hidden: float  # for embeddings and for the output of sublayers
+    attention: float  # for attention probabilities
 
 
 def learning_rate(

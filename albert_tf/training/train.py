@@ -146,7 +146,7 @@ def open_run(
     run_log = None
     if host.writes:
         run_directory.write(config, data)
-        run_log = RunLog.open(
+        run_log = RunLog(
             config.training.output_dir,
             position.step,
             position.to_evaluate,

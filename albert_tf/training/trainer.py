@@ -37,29 +37,20 @@ SECOND_CALL_STEPS = 10
 
 @dataclasses.dataclass
 class Position:
-    """The position of a run: the notes of a checkpoint, and the step.
+    """The position of a run: the notes of a checkpoint, and the step."""
 
-    Attributes:
-        step: Number of steps done.
-        totals: Sums of the metrics over the steps since the last line of the
-            log, by name.
-        num_steps: Number of steps since the last line of the log. It is not 0
-            where the run was stopped within a device loop.
-        lowest_loss: The lowest mean loss in a line of the log, of the lines
-            of the current phase of the records; None before the first one.
-        to_evaluate: Whether the evaluation at this step was cut short, and
-            must be repeated.
-        learning_rate: The learning rate of the last step; 0 before the first
-            one.
-        times: Times of the steps since the last line of the log.
-    """
-
-    step: int
+    step: int  # number of steps done
+    # Since the last line of the log: sums of the metrics, and the number of
+    # steps, not 0 where the run was stopped within a device loop.
     totals: dict[str, float]
     num_steps: int = 0
+    # The lowest mean loss in a line of the log, of the current phase of the
+    # records; None before the first line.
     lowest_loss: float | None = None
+    # Whether the evaluation at this step was cut short, and must be repeated.
     to_evaluate: bool = False
-    learning_rate: float = 0.0
+    learning_rate: float = 0.0  # of the last step; 0 before the first one
+    # Of the steps since the last line of the log.
     times: StepTimes = dataclasses.field(default_factory=StepTimes)
 
     def to_notes(self, **facts: Any) -> dict[str, Any]:

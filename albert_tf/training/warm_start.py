@@ -38,8 +38,7 @@ from absl import logging
 
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input.record_sets import RecordSet, TrainingData
-from albert_tf.interop import formats
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.interop.weight_names import (
     MODEL_NAME,
     MOMENTS,
@@ -184,28 +183,15 @@ class WarmStart:
         return lines
 
 
-def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
-    """Reads `init_checkpoint` and checks that it fits the run.
-
-    Called after the strategy is made and before anything is written. None
-    without `init_checkpoint`.
-
-    Raises:
-        UserError: If the model cannot be read or has other widths, if its
-            vocabulary is unknown and has another size, or if its moments are
-            requested but missing.
-    """
-    settings = config.initialization
-    if not settings.init_checkpoint:
-        return None
-    weights = formats.read_weights(settings.init_checkpoint)
-    return plan(config, data.phases[0].records, weights)
-
-
 def plan(
     config: PretrainingConfig, records: RecordSet, weights: ModelWeights
 ) -> WarmStart:
-    """Plans which weights a run on `records` takes over; see `read`."""
+    """Plans which weights a run on `records` takes over from another model.
+
+    Raises:
+        UserError: If the model has other widths, if its vocabulary is unknown
+            and has another size, or if its moments are requested but missing.
+    """
     settings = config.initialization
     here, there = config.model, weights.config
     features.check_values_match(

@@ -20,7 +20,7 @@ def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
     """No line is empty, since other programs read these files, too."""
     run_dir = str(tmp_path)
     for step, cut in ((0, '{"step": 4, "spl'), (2, "")):
-        log = RunLog.open(run_dir, step)
+        log = RunLog(run_dir, step)
         log.write_event("start", step)
         log.write("train", step + 2, FIGURES)
         for path in tmp_path.glob("*.jsonl"):
@@ -34,7 +34,7 @@ def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
 
 def test_going_back_replaces_the_lines_of_later_steps_but_no_events(tmp_path):
     run_dir = str(tmp_path)
-    log = RunLog.open(run_dir, 0)
+    log = RunLog(run_dir, 0)
     began = time.time()
     log.write_event("rollback", 7, to_step=4, reason="loss")
     for step in (2, 4, 6):
@@ -61,11 +61,11 @@ def test_going_back_replaces_the_lines_of_later_steps_but_no_events(tmp_path):
 @pytest.mark.parametrize("again", [False, True])
 def test_an_evaluation_made_again_is_in_the_log_once(tmp_path, again):
     run_dir = str(tmp_path)
-    log = RunLog.open(run_dir, 0)
+    log = RunLog(run_dir, 0)
     for step in (2, 4):
         log.write("train", step, FIGURES)
         log.write("eval", step, FIGURES)
-    RunLog.open(run_dir, 4, evaluates_again=again)
+    RunLog(run_dir, 4, evaluates_again=again)
 
     lines = [(line["split"], line["step"]) for line in read_metrics(run_dir)]
     kept = [] if again else [("eval", 4)]
@@ -95,7 +95,7 @@ def test_scalars_are_in_the_tensorboard_files(tmp_path, monkeypatch):
         scalar(name, value, step)
 
     monkeypatch.setattr(tf.summary, "scalar", check_scalar)
-    RunLog.open(str(tmp_path), 0).write("eval", 3, FIGURES)
+    RunLog(str(tmp_path), 0).write("eval", 3, FIGURES)
     assert scalars_in(tmp_path) == [(3, "eval/masked_lm_loss", 2.5)]
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
         "absl.logging.error", lambda form, *values: errors.append(form % values)
     )
     run_dir = str(small_disk)
-    log = RunLog.open(run_dir, 0)
+    log = RunLog(run_dir, 0)
     log.write("train", 2, FIGURES)
     log.write_event("start", 0)
     filler = small_disk / "other"
@@ -142,7 +142,7 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
 def test_files_of_tensorboard_are_bounded(monkeypatch, tmp_path):
     """On gs://, each line uploads its file again."""
     monkeypatch.setattr(run_log, "LINES_PER_FILE", 2)
-    log = RunLog.open(str(tmp_path), 0)
+    log = RunLog(str(tmp_path), 0)
     for step in range(5):
         log.write("train", step, {"loss": float(step)})
     files = sorted((tmp_path / "tensorboard").iterdir())
@@ -165,7 +165,7 @@ def test_the_parts_of_a_log_of_an_earlier_version_become_one_file(tmp_path):
         (tmp_path / f"events.jsonl{name}").write_text(f'{{"step": {step}}}\n')
     run_dir = f"file://{tmp_path}"
     assert steps_of(read_metrics(run_dir)) == [2, 4, 6]
-    log = RunLog.open(run_dir, 4)
+    log = RunLog(run_dir, 4)
     log.write_event("resume", 4)
     log.write("train", 5, FIGURES)
     assert steps_of(read_metrics(run_dir)) == [2, 4, 5]

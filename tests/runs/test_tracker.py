@@ -61,7 +61,7 @@ def test_errors_of_the_library_are_logged_and_those_of_the_run_passed_on(
     library.log_metrics.side_effect = [OSError("no answer"), None]
     monkeypatch.setitem(sys.modules, "mlflow", library)
     config = tiny_run.make_synthetic_config(tmp_path / "run", tracker="mlflow")
-    log = RunLog.open(config.training.output_dir, step=0)
+    log = RunLog(config.training.output_dir, step=0)
     with pytest.raises(OSError, match="lost"), tracking(config, log, 0):
         log.write("train", 2, {"loss": 6.5})
         log.write("eval", 2, {"loss": 6.25})
@@ -91,7 +91,7 @@ def test_wandb_continues_its_run_offline(tmp_path, monkeypatch):
     config = tiny_run.make_synthetic_config(tmp_path / "run", tracker="wandb")
     run_dir = config.training.output_dir
     for step in (0, 2):
-        log = RunLog.open(run_dir, step=step)
+        log = RunLog(run_dir, step=step)
         with tracking(config, log, step):
             log.write("train", step + 2, {"loss": 6.5 - step})
     (event,) = read_events(run_dir)

@@ -135,7 +135,7 @@ def test_a_checkpoint_that_looks_damaged_is_read_again(storage, monkeypatch):
 
 def test_lines_that_an_upload_refuses_are_written_later(storage):
     """Once each, in order."""
-    log = RunLog.open(RUN, 0)
+    log = RunLog(RUN, 0)
     log.write("train", 1, {"loss": 1.0})
     storage.set_rules([Rule("start", "jsonl", status=403)])
     log.write("train", 2, {"loss": 1.0})
