@@ -257,12 +257,13 @@ def make_plan(config: FirstModelConfig) -> Plan:
         reading = "they are read as paragraphs, and split into sentences"
         corpus.append("--sentence_breaker=sentencex")
     corpus += shlex.split(config.text_flags)
-    vocabulary_flags: list[str] = []
+    architecture, optimizer = recipe.architecture, recipe.flags
+    lengths, vocabulary_flags = recipe.lengths, list[str]()
     if config.init_checkpoint:
         initial = shipped.find(config.init_checkpoint, shipped.MODEL)
         model, objective, lower_case = _read_initial(initial)
         architecture, optimizer = "albert_mini", _CONTINUED
-        lengths = recipe.lengths[1:]
+        lengths = lengths[1:]
         vocabulary = about_vocabulary = f"{initial}/spiece.model"
     else:
         # From 3 to 300 MB, ten times as many pieces.
@@ -277,8 +278,6 @@ def make_plan(config: FirstModelConfig) -> Plan:
         vocabulary_flags.append(f"--vocab_size={size}")
         model = {"num_hidden_layers": recipe.num_layers, "vocab_size": size}
         objective, lower_case = "none", config.do_lower_case
-        architecture, optimizer = recipe.architecture, recipe.flags
-        lengths = recipe.lengths
         vocabulary = f"{config.output_dir}/vocabulary/spm.model"
         about_vocabulary = f"{size:,} pieces, trained on it"
     training = [
