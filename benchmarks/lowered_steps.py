@@ -79,15 +79,8 @@ CASES = (
 )
 
 
-def lower(directory: pathlib.Path, device_type: str, names: list[str]) -> None:
-    """Lowers the cases; with `names`, only these."""
-    for case in CASES:
-        if not names or case.name in names:
-            _lower(case, directory, device_type)
-            print(f"lowered {case.name}", flush=True)
-
-
-def _lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
+def lower(case: Case, directory: pathlib.Path, device_type: str) -> None:
+    """Writes the step of a case, and what `run` needs of it."""
     import tensorflow as tf
 
     from albert_tf import config as settings
@@ -348,7 +341,10 @@ def main() -> int:
     given.directory.mkdir(parents=True, exist_ok=True)
     if given.command == "run":
         return 0 if run(given.directory, given.peak_tflops) else 1
-    lower(given.directory, given.device_type, given.cases)
+    for case in CASES:
+        if not given.cases or case.name in given.cases:
+            lower(case, given.directory, given.device_type)
+            print(f"lowered {case.name}", flush=True)
     return 0
 
 

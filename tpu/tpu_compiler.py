@@ -25,7 +25,6 @@ from albert_tf.training.pretraining import Pretraining
 from tpu.topologies import Slice
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
-INSTALL = "pip install 'albert-tf[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)"
 
 # libtpu reads these variables when it is loaded.
 ENVIRONMENT = {
@@ -52,7 +51,8 @@ def check_installed() -> dict[str, str]:
         raise UserError(
             "the TPU compiler must be installed",
             received="no libtpu",
-            remedy=INSTALL,
+            remedy="pip install 'albert-tf[cpu,tpu-compile]'  (Linux on "
+            "x86-64, 1.2 GB)",
         )
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 

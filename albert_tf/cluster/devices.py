@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from albert_tf.cluster import versions
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
@@ -167,12 +166,9 @@ def check_tpu(config: DistributionConfig) -> None:
     local = config.strategy == "tpu" and config.tpu_name == "local"
     if not local or find_chips():
         return
-    installed = versions.installed_tensorflows()
     raise UserError(
         "strategy=tpu needs a TPU on this machine",
-        received=f"no Google TPU chip in {PCI_DEVICES}, and no "
-        f"{DEVICES}/accel*; installed: "
-        f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
+        received=f"no Google TPU chip in {PCI_DEVICES}, no {DEVICES}/accel*",
         remedy="Run on a TPU VM with tensorflow-tpu installed (pip install "
         "'albert-tf[tpu]', see docs/tpu.md), or give the servers of a slice as "
         "--tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",

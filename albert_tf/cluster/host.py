@@ -19,19 +19,13 @@ from albert_tf.io.files import make_directories
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """This process in a run.
+    """This process in a run."""
 
-    Attributes:
-        strategy: The devices, also those of other processes.
-        stop: Request to stop, set by signals; None: nobody asks.
-        watchdog: Ends the process if devices or other hosts do not answer.
-        writes: Whether this process writes the run directory. In a training,
-            only the chief does, which alone has a `RunLog`.
-    """
-
-    strategy: tf.distribute.Strategy
-    stop: StopRequest | None = None
+    strategy: tf.distribute.Strategy  # the devices, also of other processes
+    stop: StopRequest | None = None  # set by signals
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
+    # Whether this process writes the run directory. In a training, only the
+    # chief does, which alone has a `RunLog`.
     writes: bool = False
 
     @property

@@ -49,20 +49,16 @@ def check_installed() -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lowered:
-    """A program for one replica, whose last arguments are variables.
+    """A program for one replica, whose last arguments are variables."""
 
-    Attributes:
-        hlo: A serialized HLO module that TensorFlow has lowered for a CPU,
-            the only platform that it lowers for without its device.
-        updates: By variable, the number of the result that updates it, or None.
-        results: Shape and dtype of each result, with updated variables last.
-        hardware_bits: Whether random bits come from the hardware's generator.
-    """
-
+    # A serialized HLO module that TensorFlow has lowered for a CPU, the only
+    # platform that it lowers for without its device.
     hlo: bytes
+    # By variable, the number of the result that updates it.
     updates: tuple[int | None, ...]
+    # Shape and dtype of each result, with updated variables last.
     results: tuple[tuple[tuple[int, ...], str], ...]
-    hardware_bits: bool = False
+    hardware_bits: bool = False  # random bits of the hardware's generator
 
 
 def find_updates(hlo: bytes) -> dict[int, int]:

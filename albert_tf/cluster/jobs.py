@@ -1,13 +1,12 @@
 """Runs commands in processes of their own, some of them at a time."""
 
 import collections
-import contextlib
 import ctypes
 import dataclasses
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -24,41 +23,21 @@ _MAX_RETRY_STATUSES = 3
 _PRCTL: Any = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux
 
 
-@contextlib.contextmanager
-def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Calls `handler` at Ctrl-C and SIGTERM while the block runs."""
-    before = {number: signal.signal(number, handler) for number in _INTERRUPTS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
 @dataclasses.dataclass(eq=False)
 class Job:
-    """A command to run.
-
-    Attributes:
-        log, output: Files for standard error, which is appended, and for
-            standard output of the last process.
-        needs: A job that must succeed before this one starts.
-        last_saved: The step of its newest checkpoint.
-        is_over: Called at short intervals. When it returns true, the job is
-            asked to stop, which then is a success.
-        on_success: Called after a success.
-        status: Exit status, when the job has ended; that of a failed job which
-            it needs.
-    """
+    """A command to run."""
 
     name: str
     command: Sequence[str]
-    log: str
-    output: str
-    needs: "Job | None" = None
-    last_saved: Callable[[], int] = int
+    log: str  # file for standard error, which is appended
+    output: str  # file for standard output of the last process
+    needs: "Job | None" = None  # must succeed before this one starts
+    last_saved: Callable[[], int] = int  # the step of its newest checkpoint
+    # Called at short intervals. When it returns true, the job is asked to stop,
+    # which then is a success.
     is_over: Callable[[], bool] = bool
     on_success: Callable[[], None] = lambda: None
+    # Exit status, when the job has ended; that of a failed job which it needs.
     status: int | None = None
 
 
@@ -68,22 +47,15 @@ class Jobs:
 
     After Ctrl-C or SIGTERM, to this process or to a job, all jobs are asked to
     stop, and no other one starts.
-
-    Attributes:
-        limit: Number of jobs to run at the same time.
-        environment: None is that of this process.
-        open_files: Descriptors that the jobs inherit, e.g. of a lock that
-            lasts until all of them have ended.
-        ends_with_parent: Whether jobs stop when this process is killed; on
-            Linux.
-        interrupted: The signal that interrupted the jobs; 0 without one.
     """
 
-    limit: int = 1
-    environment: Mapping[str, str] | None = None
+    limit: int = 1  # number of jobs to run at the same time
+    environment: Mapping[str, str] | None = None  # None: of this process
+    # Descriptors that the jobs inherit, e.g. of a lock that lasts until all of
+    # them have ended.
     open_files: Sequence[int] = ()
-    ends_with_parent: bool = False
-    interrupted: int = 0
+    ends_with_parent: bool = False  # if this process is killed; on Linux
+    interrupted: int = 0  # the signal that interrupted the jobs
 
     def __post_init__(self) -> None:
         self._over: set[Job] = set()
@@ -98,7 +70,8 @@ class Jobs:
         Returns when all have ended; their status says how.
         """
         waiting, num_forwarded = list(jobs), 0
-        with handle_signals(self._on_signal):
+        before = {n: signal.signal(n, self._on_signal) for n in _INTERRUPTS}
+        try:
             while self._active or (waiting and not self.interrupted):
                 for job in [] if self.interrupted else list(waiting):
                     if self._starts(job):
@@ -118,6 +91,9 @@ class Jobs:
                             waiting.insert(0, job)
                         ended = sum(job.status is not None for job in jobs)
                         logging.info("%d of %d have ended", ended, len(jobs))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _starts(self, job: Job) -> bool:
         """Starts a job if it can, or fails it if it never can."""

@@ -45,18 +45,13 @@ SAME_SIGNAL_S = 2
 
 @dataclasses.dataclass
 class StopRequest:
-    """Whether a run should stop; set by listening threads.
+    """Whether a run should stop; set by listening threads."""
 
-    Attributes:
-        flag: float32 scalar on the host: 1 if the run should stop. The program
-            on the devices reads it.
-        reason: "" if the run should not stop.
-        exit_status: Of the process after the stop.
-    """
-
+    # float32 scalar on the host: 1 if the run should stop. The program on the
+    # devices reads it.
     flag: tf.Variable
-    reason: str = ""
-    exit_status: int = PREEMPTED_STATUS
+    reason: str = ""  # of the stop
+    exit_status: int = PREEMPTED_STATUS  # of the process after the stop
 
     def __post_init__(self) -> None:
         # TensorFlow holds Python's interpreter lock while it sends a constant

@@ -25,13 +25,10 @@ SHORTEST_LIMIT_S = 300.0
 
 @dataclasses.dataclass
 class Watchdog:
-    """Limits the time of activities that wait for devices or other hosts.
+    """Limits the time of activities that wait for devices or other hosts."""
 
-    Attributes:
-        timeout_s: Limit for activities whose usual time is not known, e.g.
-            because they compile; 0 sets no limits at all.
-    """
-
+    # Limit for activities whose usual time is not known, e.g. because they
+    # compile; 0 sets no limits at all.
     timeout_s: float = 0
 
     def limit_s(self, usual_s: float | None = None) -> float:

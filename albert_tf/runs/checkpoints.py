@@ -54,19 +54,15 @@ READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint; its files may be damaged.
-
-    Attributes:
-        notes: JSON saved with the variables; floats are restored bit for bit.
-        sizes: Size in bytes of each file, by name.
-        fault: Damage of `checkpoint.json`; "" if that file is intact. Only
-            `read_values` checks the other files.
-    """
+    """A complete checkpoint; its files may be damaged."""
 
     path: str
     step: int
+    # JSON saved with the variables; floats are restored bit for bit.
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Size in bytes of each file, by name.
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # Damage of `checkpoint.json`. Only `read_values` checks the other files.
     fault: str = ""
 
     @property

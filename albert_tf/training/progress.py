@@ -39,19 +39,14 @@ SLOW_INPUT_FRACTION = 0.05
 class StepTimes:
     """Times of the steps since the last line of the log; checkpoints hold them.
 
-    Attributes:
-        seconds: Time of each step that compiled no program.
-        compiling_seconds: Time of each step that compiled a program, tracing
-            included. The other attributes leave these steps out.
-        input_seconds: Time that the steps waited for their batches.
-        cpu_seconds: CPU time of this process in the steps, in all threads,
-            input included.
+    Only `compiling_seconds` has those of steps that compiled a program, tracing
+    included.
     """
 
-    seconds: list[float] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)  # by step
     compiling_seconds: list[float] = dataclasses.field(default_factory=list)
-    input_seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    input_seconds: float = 0.0  # waiting for batches
+    cpu_seconds: float = 0.0  # of this process, in all threads, with the input
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Self:

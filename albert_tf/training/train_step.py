@@ -27,21 +27,16 @@ from albert_tf.training.schedules import DropoutRates
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The objective and the variables that training changes.
-
-    Attributes:
-        optimizer: Built for the model's trainable variables.
-        step: int64 scalar, number of steps done.
-        learning_rate_scale: float32 scalar, factor of the scheduled learning
-            rate, which rollbacks lower. A variable, not a constant of the
-            program, so that a rollback compiles nothing. Checkpoints do not
-            hold it: it is a function of step and rollbacks.
-    """
+    """The objective and the variables that training changes."""
 
     objective: Objective
     model: keras.layers.Layer
     optimizer: AdamW | Muon
-    step: tf.Variable
+    step: tf.Variable  # int64 scalar, number of steps done
+    # float32 scalar, factor of the scheduled learning rate, which rollbacks
+    # lower. A variable, not a constant of the program, so that a rollback
+    # compiles nothing. Checkpoints do not hold it: it is a function of step and
+    # rollbacks.
     learning_rate_scale: tf.Variable
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -81,22 +76,16 @@ def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
 
 
 class Steps(NamedTuple):
-    """Results of some steps.
+    """Results of some steps."""
 
-    Attributes:
-        totals: float32 scalars: the totals passed in, plus each step's metrics.
-        num_steps: int32 scalar; fewer than requested after a request to stop.
-        stops: float32 scalar; not 0 after a request to stop in any process.
-        learning_rate: float32 scalar, of the last step.
-        times: float64, `(num_steps, 3)`, in seconds since the epoch: when each
-            step requested its batch, received it, and had the results of the
-            previous step. Steps overlap.
-    """
-
+    # float32 scalars: the totals passed in, plus each step's metrics.
     totals: Mapping[str, tf.Tensor]
-    num_steps: tf.Tensor
-    stops: tf.Tensor
-    learning_rate: tf.Tensor
+    num_steps: tf.Tensor  # int32; fewer than requested after a request to stop
+    stops: tf.Tensor  # float32; not 0 after a request to stop in any process
+    learning_rate: tf.Tensor  # float32, of the last step
+    # float64, `(num_steps, 3)`, in seconds since the epoch: when each step
+    # requested its batch, received it, and had the results of the previous
+    # step. Steps overlap.
     times: tf.Tensor
 
 

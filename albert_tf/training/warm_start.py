@@ -70,23 +70,17 @@ _OWNER = re.compile(r"/(group|layer)_(\d+)(_inner_group_\d+_(attention|ffn))/")
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """The weights of a model that a new run starts from.
-
-    Attributes:
-        weights: The model.
-        sources: For each variable of the run that is not newly initialised,
-            its path in the model, by its path in the run.
-        kept_pieces: The ids in the run and in the model of the pieces that
-            both have, two int64 arrays; None if the vocabularies are equal.
-        takes_moments: Whether the run also takes over the optimizer's moments.
-        report: The content of `warm_start.json`.
-    """
+    """The weights of a model that a new run starts from."""
 
     weights: ModelWeights
+    # For each variable of the run that is not newly initialised, its path in
+    # the model, by its path in the run.
     sources: Mapping[str, str]
+    # The ids in the run and in the model of the pieces that both have, two
+    # int64 arrays; None if the vocabularies are equal.
     kept_pieces: tuple[np.ndarray, np.ndarray] | None
-    takes_moments: bool
-    report: Mapping[str, Any]
+    takes_moments: bool  # of the optimizer
+    report: Mapping[str, Any]  # the content of `warm_start.json`
 
     def apply(self, variables: Mapping[str, tf.Variable]) -> None:
         """Assigns the values of the model to the variables of a new run.

@@ -80,7 +80,7 @@ def test_only_a_local_tpu_is_searched_for(machine):
     machine([GVNIC])
     with pytest.raises(UserError) as raised:
         devices.check_tpu(ON_TPU)
-    for told in (str(devices.PCI_DEVICES), "accel*", "installed: tensorflow"):
+    for told in (str(devices.PCI_DEVICES), "accel*"):
         assert told in raised.value.fault
     assert "docs/tpu.md" in raised.value.remedy
     named = DistributionConfig(strategy="tpu", tpu_name="mine")
