@@ -118,8 +118,7 @@ other-tests: $(VENV)/installed-extras
 BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
     tests/finetuning/test_tpu_bridge.py
 
-SLICE_TESTS := $(BRIDGE_TESTS) tests/training/test_slice.py \
-    tests/cluster/test_preemption.py tests/cluster/test_strategy.py
+SLICE_TESTS := $(BRIDGE_TESTS) tests/training/test_slice.py
 
 slice-test: $(VENV)/installed
 	$(PYTEST) $(SLICE_TESTS) $(PYTEST_ARGS)

@@ -1,9 +1,9 @@
 """Signals to real processes.
 
-`tests/training/test_slice.py` stops a loop that runs on the hosts of a slice.
+`tests/training/test_slice.py` stops a loop that runs on the hosts of a slice,
+`tests/training/test_train.py` two workers.
 """
 
-import re
 import signal
 import subprocess
 import time
@@ -11,11 +11,9 @@ import time
 import pytest
 
 from albert_tf.cluster import preemption
-from albert_tf.runs.log import read_events
-from tests.helpers import tiny_run
 from tests.helpers.forked_program import ForkedCode
 from tests.helpers.remote_host import run_on_hosts
-from tests.helpers.run_processes import PATIENCE_S, RunProcesses
+from tests.helpers.run_processes import PATIENCE_S
 
 # A loop on the device, like the trainer's; only the stop flag ends it.
 LOOP = """
@@ -71,29 +69,3 @@ def test_a_second_signal_does_not_wait_for_a_silent_host():
             program.wait(preemption.SAME_SIGNAL_S + 1)
         program.send_signal(signal.SIGINT)
         assert program.wait(PATIENCE_S) == 128 + signal.SIGINT
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_worker_stops_all(tiny_records, tmp_path):
-    run = RunProcesses(
-        tiny_run.make_config(
-            tiny_records,
-            tmp_path / "run",
-            strategy="multi_worker",
-            num_train_steps=10**6,
-            steps_per_loop=10**6,
-            save_checkpoints_steps=10**6,
-            dropout_schedule="0:0.1,5:0.0",
-        ),
-        tmp_path,
-        workers=2,
-    )
-    run.wait_for_step(5)
-    run.signal(signal.SIGTERM, worker=1)
-    assert run.wait() == [143, 143], run.log()
-    (newest,) = {
-        int(step) for step in re.findall(r": stopped at step (\d+);", run.log())
-    }
-    assert newest >= 5
-    stop = read_events(str(tmp_path / "run"))[-1]
-    assert stop["reason"] == "another worker was asked to stop"

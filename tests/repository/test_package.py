@@ -119,5 +119,3 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
         "--dry_run",
     )
     assert "albert_mini_en" in table
-    run("convert-checkpoint", "--from=albert_mini_en", "--to=converted")
-    assert (tmp_path / "empty" / "converted" / "config.json").exists()

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -29,6 +30,8 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
 ):
     """Two workers, SOAK_KILLS times: first by SIGTERM, then by SIGKILL.
 
+    SIGTERM to one worker stops both, at the same step.
+
     Most checkpoints are saved within a loop. The run changes its data, and
     turns dropout off, neither at a multiple of steps_per_loop. It reads packed
     rows. `test_cloud_storage` kills one process.
@@ -45,13 +48,13 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
                 f"static={tiny_packed_records}/train/*.tfrecord",
                 f"dynamic={tiny_dynamic_packed_records}/train/*.tfrecord",
             ),
-            data_schedule="0:static,33:dynamic",
-            dropout_schedule="0:0.1,65:0.0",
-            num_train_steps=90 + 30 * kills,
+            data_schedule="0:static,23:dynamic",
+            dropout_schedule="0:0.1,45:0.0",
+            num_train_steps=50 + 20 * kills,
             steps_per_loop=10,
             save_checkpoints_steps=7,
             save_checkpoints_minutes=0.001,
-            eval_every_n_steps=50,
+            eval_every_n_steps=35,
             **tiny_run.PACKING,
         )
         return RunProcesses(config, tmp_path, workers=2)
@@ -63,9 +66,9 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         for event in read_events(str(tmp_path / "alone"))
         if event["event"] in ("data", "dropout")
     ]
-    assert switches == [("data", 33), ("dropout", 65)]
+    assert switches == [("data", 23), ("dropout", 45)]
     rates = {x["step"]: x.get("dropout") for x in read_metrics(alone.run_dir)}
-    assert (rates[60], rates[65], rates[70]) == (0.1, 0.1, 0.0)
+    assert (rates[40], rates[45], rates[50]) == (0.1, 0.1, 0.0)
 
     rng = random.Random(2)
     for number in range(kills):
@@ -73,11 +76,15 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         lines = read_metrics(str(tmp_path / "killed"))
         # Waits for steps: a fast machine would finish in half a second.
         logged = lines[-1]["step"] if lines else 9
-        killed.wait_for_step(logged + 1 + rng.randrange(40))
+        killed.wait_for_step(logged + 1 + rng.randrange(25))
         time.sleep(0.05 * rng.random())
         if number == 0:
             killed.signal(signal.SIGTERM, worker=1)
             assert set(killed.wait()) == {143}, killed.log()
+            stop = read_events(killed.run_dir)[-1]
+            assert stop["reason"] == "another worker was asked to stop"
+            stops = re.findall(r": stopped at step (\d+);", killed.log())
+            assert {int(step) for step in stops} == {stop["step"]}
         else:
             killed.kill()
     last = run("killed")
