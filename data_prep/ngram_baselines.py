@@ -30,7 +30,6 @@ import json
 import posixpath
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +46,7 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID as _FIRST
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
-from data_prep.inspection import check_rows
+from data_prep.inspection import CheckedRows, check_rows
 
 # Length of the longest n-gram, the predicted token included.
 ORDER = 5
@@ -73,20 +72,6 @@ class BaselinesConfig(Config):
     num_sentences: int = setting(
         0, "Number of held-out sentences to print, a word masked.", at_least=0
     )
-
-
-class Rows(NamedTuple):
-    """Rows of records.
-
-    Attributes:
-        input_ids: int64, `(rows, length)`; masked if the records are.
-        restored: The same without masks.
-        is_masked: bool, `(rows, length)`.
-    """
-
-    input_ids: np.ndarray
-    restored: np.ndarray
-    is_masked: np.ndarray
 
 
 class NgramModel:
@@ -187,7 +172,7 @@ def _discount(counts: np.ndarray) -> float:
 
 def read_rows(
     paths: Sequence[str], metadata: RecordsMetadata, max_rows: int
-) -> Rows:
+) -> CheckedRows:
     """Reads intact rows of shards, and restores the tokens under the masks."""
 
     def contents() -> Iterator[bytes]:
@@ -200,8 +185,10 @@ def read_rows(
     rows = itertools.islice(contents(), max_rows)
     batches = iter(lambda: list(itertools.islice(rows, _ROWS)), [])
     parts = [check_rows(batch, (metadata, None)) for batch in batches]
-    return Rows(
-        np.concatenate([part.features["input_ids"] for part in parts]),
+    input_ids = np.concatenate([part.features["input_ids"] for part in parts])
+    return CheckedRows(
+        {},
+        {"input_ids": input_ids},
         np.concatenate([part.restored for part in parts]),
         np.concatenate([part.is_masked for part in parts]),
     )
@@ -228,7 +215,9 @@ def neighbours(ids: np.ndarray, number: int, step: int) -> np.ndarray:
     return np.stack([padded[:, b : b + length] for b in begins], axis=-1)
 
 
-def evaluate(train: Rows, held_out: Rows, vocab_size: int) -> dict[str, float]:
+def evaluate(
+    train: CheckedRows, held_out: CheckedRows, vocab_size: int
+) -> dict[str, float]:
     """Counts `train`, and predicts the masked tokens of `held_out`.
 
     Returns:
@@ -242,11 +231,11 @@ def evaluate(train: Rows, held_out: Rows, vocab_size: int) -> dict[str, float]:
     unigram[:_FIRST] = 0
     unigram /= unigram.sum()
     at = np.nonzero(held_out.is_masked)
-    labels, seen = held_out.restored[at], held_out.input_ids[at]
+    labels, seen = held_out.restored[at], held_out.features["input_ids"][at]
     sides = []
     for step in (-1, 1):
         contexts = neighbours(train.restored, ORDER - 1, step)[counted]
-        shown = neighbours(held_out.input_ids, ORDER - 1, step)[at]
+        shown = neighbours(held_out.features["input_ids"], ORDER - 1, step)[at]
         sides.append((NgramModel(tokens, contexts, vocab_size), shown))
     loss = correct = 0.0
     for begin in range(0, len(labels), _TOKENS):
