@@ -1,7 +1,7 @@
 """Trains twice with the same settings: the trainer, and `pytorch_training`."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -46,23 +46,14 @@ def train(
 
 
 def train_in_pytorch(
-    config: PretrainingConfig,
-    initial: Mapping[str, np.ndarray],
-    **departures: Any,
+    config: PretrainingConfig, initial: Mapping[str, np.ndarray]
 ) -> Training:
     """Trains with PyTorch on the same batches, from given weights.
 
     Args:
         config: The run; its model, records and optimizer settings are used.
         initial: Weights by path.
-        departures: Fields of `pytorch_training.Recipe` to change.
     """
-    recipe = {
-        "optimizer": config.optimizer.optimizer,
-        "learning_rate": config.optimizer.learning_rate,
-        "num_warmup_steps": config.optimizer.num_warmup_steps,
-        "num_train_steps": config.training.num_train_steps,
-    }
     dataset = make_dataset(config, Pretraining(config))(
         tf.distribute.InputContext()
     )
@@ -70,7 +61,7 @@ def train_in_pytorch(
         config.model,
         initial,
         dataset.take(config.training.num_train_steps).as_numpy_iterator(),
-        pytorch_training.Recipe(**recipe | departures),
+        pytorch_training.recipe_of(config),
     )
     return Training(losses, initial, trained)
 

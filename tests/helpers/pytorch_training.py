@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import transformers
 
-from albert_tf.config import ModelConfig
+from albert_tf.config import FinetuningConfig, ModelConfig, PretrainingConfig
 from albert_tf.interop.weight_names import Weight, list_weights
 
 Values = dict[str, np.ndarray]
@@ -40,22 +40,12 @@ BLOCK_KERNEL = re.compile(
 class Recipe:
     """Settings of the optimizer and its schedule.
 
-    The defaults are those of google-research/albert. The other settings turn
-    on what implementations in PyTorch often do, which changes a run.
+    The defaults are those of google-research/albert.
 
     Attributes:
         optimizer: "lamb", "adamw", or "muon", with AdamW for the rest.
         learning_rate: The peak.
         clip_norm: Maximum global norm of the gradients.
-        bias_correction: Whether the moments' bias is corrected.
-        excludes: Whether LayerNorm and biases are neither decayed nor
-            adapted.
-        decay_outside: Whether weight decay is added after LAMB's trust ratio.
-        decays_from_warmup: Whether the rate decays from its peak at the end of
-            the warm-up, rather than from step 0.
-        hidden_act: The activation, by transformers' name; "gelu" is exact.
-        num_micro_batches: Micro-batches whose mean losses are averaged without
-            weights, as by `DistributedDataParallel`.
     """
 
     optimizer: str
@@ -67,21 +57,23 @@ class Recipe:
     epsilon: float = 1e-6
     weight_decay_rate: float = 0.01
     clip_norm: float = 1.0
-    bias_correction: bool = False
-    excludes: bool = True
-    decay_outside: bool = False
-    decays_from_warmup: bool = False
-    hidden_act: str = "gelu_new"
-    num_micro_batches: int = 1
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate at a step, counted from 0."""
         warmup, end = self.num_warmup_steps, self.num_train_steps
         if step < warmup:
             return self.learning_rate * step / warmup
-        if self.decays_from_warmup:
-            return self.learning_rate * (end - step) / (end - warmup)
         return self.learning_rate * (1 - step / end)
+
+
+def recipe_of(config: PretrainingConfig | FinetuningConfig) -> Recipe:
+    """The settings of a run."""
+    return Recipe(
+        config.optimizer.optimizer,
+        config.optimizer.learning_rate,
+        config.optimizer.num_warmup_steps,
+        config.training.num_train_steps,
+    )
 
 
 def train(
@@ -101,18 +93,16 @@ def train(
         The masked-LM and sentence-order loss of each step, before its update,
         `(steps, 2)`; and the final weights by path.
     """
-    model = _build_model(config, values, recipe)
+    model = transformers.AlbertForPreTraining(make_config(config)).train()
+    assign(model, list_weights(config), values)
     parameters = dict(model.named_parameters())
     moments = zero_moments(parameters)
     losses = []
     for step, batch in enumerate(batches):
         model.zero_grad()
-        means = []
-        for micro_batch in _split(batch, recipe.num_micro_batches):
-            loss, sentence = _loss(model, micro_batch)
-            (loss / recipe.num_micro_batches).backward()
-            means.append([(loss - sentence).item(), sentence.item()])
-        losses.append(np.mean(means, axis=0))
+        loss, sentence = _loss(model, batch)
+        loss.backward()
+        losses.append([(loss - sentence).item(), sentence.item()])
         with torch.no_grad():
             update(parameters, moments, recipe, step)
     trained = {
@@ -125,18 +115,8 @@ def train(
     return np.array(losses), trained
 
 
-def _build_model(
-    config: ModelConfig, values: Mapping[str, np.ndarray], recipe: Recipe
-) -> transformers.AlbertForPreTraining:
-    model = transformers.AlbertForPreTraining(
-        make_config(config, recipe.hidden_act)
-    )
-    assign(model, list_weights(config), values)
-    return model.train()
-
-
 def make_config(
-    config: ModelConfig, hidden_act: str = "gelu_new", **settings: Any
+    config: ModelConfig, **settings: Any
 ) -> transformers.AlbertConfig:
     """The architecture for transformers, without dropout."""
     return transformers.AlbertConfig(
@@ -149,7 +129,7 @@ def make_config(
         num_attention_heads=config.num_attention_heads,
         intermediate_size=config.intermediate_size,
         max_position_embeddings=config.max_position_embeddings,
-        hidden_act=hidden_act,
+        hidden_act="gelu_new",
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         classifier_dropout_prob=0.0,
@@ -174,19 +154,6 @@ def assign(
             parameters[weight.hugging_face].copy_(
                 value.T if weight.transposed else value
             )
-
-
-def _split(
-    batch: Mapping[str, np.ndarray], num_micro_batches: int
-) -> list[dict[str, np.ndarray]]:
-    size = len(batch["input_ids"]) // num_micro_batches
-    return [
-        {
-            name: value[i * size : (i + 1) * size]
-            for name, value in batch.items()
-        }
-        for i in range(num_micro_batches)
-    ]
 
 
 def _loss(
@@ -246,20 +213,12 @@ def update(
             continue
         m.copy_(recipe.beta_1 * m + (1 - recipe.beta_1) * gradient)
         v.copy_(recipe.beta_2 * v + (1 - recipe.beta_2) * gradient.square())
-        m_scale = v_scale = 1.0
-        if recipe.bias_correction:
-            m_scale = 1 / (1 - recipe.beta_1 ** (step + 1))
-            v_scale = 1 / (1 - recipe.beta_2 ** (step + 1))
-        update = m * m_scale / ((v * v_scale).sqrt() + recipe.epsilon)
+        update = m / (v.sqrt() + recipe.epsilon)
         # Biases and LayerNorm's weights have one dimension.
-        if parameter.ndim > 1 or not recipe.excludes:
-            decay = recipe.weight_decay_rate * parameter
-            if not recipe.decay_outside:
-                update = update + decay
+        if parameter.ndim > 1:
+            update = update + recipe.weight_decay_rate * parameter
             if recipe.optimizer == "lamb":
                 update = update * _trust_ratio(parameter, update)
-            if recipe.decay_outside:
-                update = update + decay
         parameter.sub_(rate * update)
 
 

@@ -13,7 +13,6 @@ from albert_tf import evaluate
 from albert_tf.config import EvaluateConfig
 from albert_tf.errors import UserError
 from albert_tf.io import shipped
-from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.train import train
 from albert_tf.training.yardsticks import LinearProbe, MinimalPairs
@@ -36,44 +35,6 @@ def _write_pairs(path, pairs):
         )
     )
     return (str(path),)
-
-
-def _score(model, tokenizer, text, by_word):
-    """The log probability of a text, token by token, one row at a time."""
-    ids = tokenizer.encode_batch([text]).ids.tolist()
-    opens_word = tokenizer.words.find(np.array(ids)).tolist()
-    total = 0.0
-    for i, target in enumerate(ids):
-        end = i + 1
-        while by_word and end < len(ids) and not opens_word[end]:
-            end += 1
-        masked = [*ids[:i], *[MASK_ID] * (end - i), *ids[end:]]
-        row = np.array([[CLS_ID, *masked, SEP_ID]])
-        batch = {
-            "input_ids": row,
-            "input_mask": np.ones_like(row),
-            "segment_ids": np.zeros_like(row),
-            "masked_lm_positions": np.array([[i + 1]]),
-        }
-        logits = model(batch)["mlm_logits"][0, 0]
-        total += float(tf.nn.log_softmax(logits)[target])
-    return total
-
-
-def test_scores_are_sums_over_masked_tokens(loaded, tmp_path):
-    model, tokenizer = loaded
-    pairs = [("Unbelievably, 1984 was reprinted!", "A cat.")]
-    measured = MinimalPairs(
-        _write_pairs(tmp_path / "a.jsonl", pairs), tokenizer, 512
-    ).scores(model, STRATEGY)
-    for rule, by_word in (("word_l2r", True), ("plain", False)):
-        expected = [
-            [_score(model, tokenizer, pair[i], by_word) for pair in pairs]
-            for i in (0, 1)
-        ]
-        np.testing.assert_allclose(measured[rule], expected, atol=1e-4)
-    # The rules differ, since a word has several tokens.
-    assert (measured["word_l2r"] < measured["plain"] - 0.1).any()
 
 
 def _opens_word(pieces, i):
@@ -130,9 +91,11 @@ def assert_scores_are_those_of_transformers(loaded, pattern, pairs_per_file):
 def test_scores_are_those_of_transformers(loaded):
     """With its tokenizer, too. docs/log.md has a thousand pairs."""
     measured = assert_scores_are_those_of_transformers(
-        loaded, f"{BLIMP}/*.jsonl", 3
+        loaded, f"{BLIMP}/*.jsonl", 1
     )
-    assert measured["plain"].shape == (2, 9)
+    assert measured["plain"].shape == (2, 3)
+    # The rules differ, since some words have several tokens.
+    assert (measured["word_l2r"] < measured["plain"] - 0.1).any()
 
 
 def test_equal_scores_count_a_half(loaded, tmp_path):
