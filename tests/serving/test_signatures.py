@@ -231,9 +231,9 @@ def test_served_choices_are_those_of_the_model(exported_task):
 @pytest.mark.parametrize("head", ["plain", "beam"])
 def test_served_answers_are_those_of_mode_predict(head, exported_task):
     """Every question is answered by a request of its own windows only. Each
-    head answers half of the questions."""
+    head answers a quarter of the questions."""
     squad = squad_examples()
-    squad.examples = squad.examples[head == "beam" :: 2]
+    squad.examples = squad.examples[head == "beam" :: 4]
     weights, saved_model_dir, client = exported_task(head)
     tokenizer = Tokenizer(str(VOCABULARY))
     records = list(make_records(squad, tokenizer, TASK, LENGTH))
@@ -265,6 +265,6 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
         ]:
             assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-5)
     assert differ < 3
-    assert "" in texts and len(texts) > 12
+    assert "" in texts and len(texts) > 6
     # Most documents have several windows.
     assert len(records) > 2 * len(expected)
