@@ -186,6 +186,7 @@ def test_a_command_stops_when_first_model_is_killed(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     out = tmp_path / "model"
     with open(corpus / "a.txt", "ab") as file:

@@ -190,6 +190,7 @@ ROWS, HEADS, TOKENS = 256, 2, 256
 
 
 @pytest.mark.tpu_compile
+@pytest.mark.long
 def test_a_full_compile_estimates_times_and_is_as_good_as_before(monkeypatch):
     """A step on packed rows with dropout. No number may change by more than
     3 %, unless the change is an improvement, or worth its cost.

@@ -62,6 +62,7 @@ def config(storage, tiny_records):
     return tiny_run.make_config("gs://bucket/records", RUN)
 
 
+@pytest.mark.long
 def test_transient_faults_change_nothing(
     storage, settings, source, tiny_records
 ):
