@@ -14,7 +14,6 @@ inputs, by mistake. It goes through these steps:
 import contextlib
 import dataclasses
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -142,9 +141,7 @@ def check_writable(path: str) -> None:
             directory = os.path.dirname(directory)
         if not os.path.isdir(directory or "."):
             files.make_directories(os.path.dirname(path))  # raises the error
-    # Other processes may do the same at the same time.
-    name += f"-{socket.gethostname()}-{os.getpid()}{files.PARTIAL_SUFFIX}"
-    partial = os.path.join(directory, name)
+    partial = os.path.join(directory, name + files.PARTIAL_SUFFIX)
     files.write_bytes(partial, b"")
     files.remove(partial)
 

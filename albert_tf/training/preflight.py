@@ -8,7 +8,9 @@ from. All files that the checks write are removed.
 
 import contextlib
 import logging as python_logging
+import os
 import posixpath
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -196,7 +198,9 @@ class _Preflight:
     def _output(self) -> Iterator[Row]:
         """Writes and removes a file in the run directory, or in its parent."""
         directory = self.config.training.output_dir
-        check_writable(posixpath.join(directory, run_directory.CONFIG_FILE))
+        # Other workers may do the same at the same time.
+        name = f"dry-run-{socket.gethostname()}-{os.getpid()}"
+        check_writable(posixpath.join(directory, name))
         yield Row(OK, f"{directory} can be written to")
 
     # Records and run.

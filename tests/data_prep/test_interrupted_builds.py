@@ -137,7 +137,7 @@ def test_text_that_changes_during_a_build_is_in_no_record(
     path = tmp_path / "text.txt"
     first, other = "\n\n".join(documents[:4]), "\n\n".join(documents[1:9])
     path.write_text(first, encoding="utf-8")
-    check = builder.check_inputs
+    check = builder.text.check_inputs
 
     def check_and_change(*arguments):
         checked = check(*arguments)
@@ -149,7 +149,7 @@ def test_text_that_changes_during_a_build_is_in_no_record(
         monkeypatch.context() as patch,
         pytest.raises(UserError, match=r"text\.txt must not change"),
     ):
-        patch.setattr(builder, "check_inputs", check_and_change)
+        patch.setattr(builder.text, "check_inputs", check_and_change)
         build(tmp_path / "out", path, holdout_fraction=0)
     assert list(tmp_path.rglob("*.spill")) and not list(
         tmp_path.rglob("*.tfrecord")

@@ -7,8 +7,8 @@ import tensorflow as tf
 from albert_tf.config import TaskHeadConfig
 from albert_tf.config.task import QUESTION_ANSWERING
 from albert_tf.finetuning.objective import task_sums
-from tests.helpers import paired_training
 from tests.helpers.random_task import make_task
+from tests.helpers.step_program import StepProgram
 
 # Two questions, of which the second has no answer, and one padding record.
 # The first prediction is right; the second has the right start only.
@@ -57,8 +57,9 @@ def test_wrong_second_texts_are_those_of_a_micro_batch(tmp_path):
             tmp_path / str(i),
             **{"num_train_steps": 10, "global_batch_size": 8} | changes,
         )
-        losses.append(paired_training.train(*task, ("loss",)).losses)
-    replicas, micro_batches, whole = losses
+        program = StepProgram(*task)
+        losses.append([program.run().totals["loss"] for _ in range(10)])
+    replicas, micro_batches, whole = np.array(losses, np.float32)
     np.testing.assert_allclose(replicas, micro_batches, rtol=1e-4)
     assert (whole > replicas + 0.1).all()
 
