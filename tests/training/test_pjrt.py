@@ -80,10 +80,10 @@ def train_by(runtime, config, run_dir):
 def test_run_trains_and_continues_with_either_runtime(
     tiny_records, tmp_path, capsys
 ):
-    """Of two dropout rates. The cache of JAX has the programs of a restart."""
+    """The cache of JAX has the programs of a restart."""
     import jax
 
-    config = settings(tiny_records, tmp_path, dropout_schedule="0:0.1,45:0")
+    config = settings(tiny_records, tmp_path)
     runs = {name: tmp_path / name for name in ("tensorflow", "pjrt")}
     wanted, whole = (train_by(name, config, runs[name]) for name in runs)
     assert_equal(whole, wanted, 1e-6)
