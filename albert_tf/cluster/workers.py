@@ -229,6 +229,8 @@ def _server_of_jax() -> list[str]:
 
 def _loss(said: str, addresses: Sequence[str]) -> RetryError:
     """The error of a lost worker; names those that do not answer."""
+    # A process that is killed closes its connections before its server.
+    time.sleep(_SECONDS_BETWEEN_TRIES)
     silent = _name_silent(dict(enumerate(addresses)))
     return RetryError(
         "all workers of the run must answer",
