@@ -90,7 +90,8 @@ class Jobs:
                         if self._is_retried(job, process.returncode):
                             waiting.insert(0, job)
                         ended = sum(job.status is not None for job in jobs)
-                        logging.info("%d of %d have ended", ended, len(jobs))
+                        if len(jobs) > 1:
+                            logging.info("%d of %d ended", ended, len(jobs))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
