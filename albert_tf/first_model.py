@@ -749,6 +749,12 @@ def main(config: FirstModelConfig) -> None:
             received=path,
             remedy=f"{name_faults(changes)}. Choose another --output_dir.",
         )
+    if stored and stored["plan"].keys() != Plan.__dataclass_fields__.keys():
+        raise UserError(
+            "output_dir must not hold a first model of another version",
+            received=path,
+            remedy="Choose another --output_dir.",
+        )
     plan = Plan(**stored["plan"]) if stored else make_plan(config)
     print("\n".join(plan.facts))
     if config.dry_run:

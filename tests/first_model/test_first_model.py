@@ -127,6 +127,15 @@ def test_what_cannot_become_a_model_is_refused(case, corpus, monkeypatch):
     assert not os.path.exists("out")
 
 
+def test_a_first_model_of_another_version_is_not_continued(corpus, tmp_path):
+    config = FirstModelConfig((str(corpus),), output_dir=str(tmp_path / "out"))
+    (tmp_path / "out").mkdir()
+    state = {"settings": config.to_dict(), "plan": {"facts": []}}
+    (tmp_path / "out/first_model.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=r"another version.*first_model\.json"):
+        first_model.main(config)
+
+
 # By name: what each command does, and words of the error.
 FAILURES = {
     # With its last line, as a library writes it before it calls abort().
