@@ -9,11 +9,9 @@ customers in 77 classes ([Casanueva et al.,
 2020](https://arxiv.org/abs/2003.04807)), which are in
 `data_prep/sample_questions`. One kind of run starts from each pretrained model,
 and one from random weights, with the same architecture, vocabulary, settings
-and seeds. `--examples_per_class=10` trains on the first ten questions of each
-class. Prints a Markdown table: the accuracy on the test set after the
-last step by seed, its mean and deviation, and how much higher it is than from
-scratch, with the standard error. The same command continues an interrupted
-benchmark.
+and seeds. Prints a Markdown table: the accuracy on the test set by seed, its
+mean and deviation, and how much higher it is than from scratch, with the
+standard error. The same command continues an interrupted benchmark.
 """
 
 import collections

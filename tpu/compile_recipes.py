@@ -14,10 +14,9 @@ import pathlib
 import subprocess
 import sys
 
-from albert_tf.config import flags
 from albert_tf.errors import describe_end
 from albert_tf.io import files
-from tpu.compile_check import EXIT_DOES_NOT_COMPILE, CompileCheckConfig
+from tpu.compile_check import EXIT_DOES_NOT_COMPILE
 
 ROOT = pathlib.Path(__file__).parent.parent
 FOUND = ROOT / "tpu" / "compiled.json"
@@ -66,11 +65,6 @@ def flags_of(name: str) -> list[str]:
         file = f"--flagfile=configs/{directory}/{word}.flags"
         found.append(word if word.startswith("--") else file)
     return found
-
-
-def read_recipe(name: str) -> CompileCheckConfig:
-    """The run of a recipe, and the slice and flags to compile it for."""
-    return flags.parse_line(CompileCheckConfig, flags_of(name))
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from albert_tf.io.tfrecord import read_records
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     SENTENCE_LABEL,
+    SENTENCE_WEIGHTS,
     features_to_read,
 )
 from albert_tf.records.masking import mask_rows
@@ -109,6 +110,11 @@ def pretraining_format(
         if is_packed:
             numbers = tf.range(config.max_examples_per_row)
             keys = random_bits(keys, numbers, tensor_ops)
+            # Sets of single segments may be among those of pairs.
+            second = batch["input_mask"] * batch["segment_ids"]
+            is_pair = second[:, :, tf.newaxis] == numbers + 1
+            weights = tf.cast(tf.reduce_any(is_pair, 1), tf.float32)
+            batch = {**batch, SENTENCE_WEIGHTS: weights}
         vocab_size = records.metadata.vocab_size
         masked = mask_rows(batch, keys, vocab_size, config, tensor_ops)
         kept = {n: v for n, v in batch.items() if n != "token_boundary"}

@@ -354,9 +354,10 @@ def find_records(
         directory: _read_metadata_if_any(directory)
         for directory in sorted(set(map(posixpath.dirname, files)))
     }
-    for directory, found in metadata_of.items():
-        _check_settings(directory, found, config, may_be_unpacked)
     known = {d: m for d, m in metadata_of.items() if m is not None}
+    holds_pairs = any(m.sentence_objective != "none" for m in known.values())
+    for directory, found in metadata_of.items():
+        _check_settings(directory, found, config, may_be_unpacked, holds_pairs)
     # Of each file.
     listings = [metadata_of[posixpath.dirname(file)] for file in files]
     progress = tqdm(
@@ -461,6 +462,7 @@ def _check_settings(
     metadata: features.RecordsMetadata | None,
     config: PretrainingConfig,
     may_be_unpacked: bool,
+    may_be_single: bool,
 ) -> None:
     """Checks the metadata of a directory against the settings of a run."""
     data = config.data
@@ -481,7 +483,10 @@ def _check_settings(
     }
     if metadata.masking == "static":
         wanted["max_predictions_per_seq"] = data.max_predictions_per_seq
-    if config.training.sentence_objective != "none":
+    # The segments of unmasked rows tell which examples are pairs.
+    single = metadata.sentence_objective, metadata.packing, metadata.masking
+    may_be_single &= single == ("none", "best_fit", "dynamic")
+    if config.training.sentence_objective != "none" and not may_be_single:
         wanted["sentence_objective"] = config.training.sentence_objective
     if metadata.packing != "none":
         is_packed = data.packing != "none"

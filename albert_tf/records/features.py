@@ -71,6 +71,10 @@ class Feature:
 # the next-sentence task of BERT.
 SENTENCE_LABEL = "next_sentence_labels"
 
+# Of packed records: 1 for an example with a label, 0 for one of a single
+# segment, or for a slot without an example.
+SENTENCE_WEIGHTS = "next_sentence_weights"
+
 # The feature of packed records that numbers the examples of a shard.
 EXAMPLE_NUMBERS = "example_numbers"
 
@@ -99,8 +103,7 @@ PACKED_FEATURES = (
     # own example is its distance from this [CLS].
     Feature("next_sentence_positions", "int64", per_example=True),
     Feature(SENTENCE_LABEL, "int64", per_example=True),
-    # 1.0 for an example, 0.0 for an unused slot.
-    Feature("next_sentence_weights", "float32", per_example=True),
+    Feature(SENTENCE_WEIGHTS, "float32", per_example=True),
     # The number of each example in the shard, from 0, before packing. Restores
     # the unpacked shard; the trainer does not read it.
     Feature(EXAMPLE_NUMBERS, "int64", per_example=True),

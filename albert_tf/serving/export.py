@@ -515,13 +515,9 @@ def make_task_signatures(
     run: FinetuningConfig,
     tokenizer: TextTokenizer | None = None,
 ) -> Signatures:
-    """The serving functions of a fine-tuned model, by name of the signature.
+    """As `make_signatures`, of a fine-tuned model; `run` has its settings.
 
-    Args:
-        model: The model, built and restored.
-        run: Its settings; text is cut off after `max_seq_length` tokens.
-        tokenizer: The vocabulary; None omits the signatures that take text. A
-            model for question answering has none.
+    A model for question answering has no signatures that take text.
     """
     head, max_length = model.head_config, model.config.max_position_embeddings
     if head.kind == EMBEDDING:

@@ -29,7 +29,11 @@ from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.interop import formats
 from albert_tf.io.files import exists
 from albert_tf.modeling.models import AlbertPretrainer
-from albert_tf.records.features import SENTENCE_LABEL, TOKENIZER_FILE
+from albert_tf.records.features import (
+    SENTENCE_LABEL,
+    SENTENCE_WEIGHTS,
+    TOKENIZER_FILE,
+)
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
@@ -38,9 +42,6 @@ from albert_tf.training.objective import (
     weighted_sums,
 )
 from albert_tf.training.yardsticks import LinearProbe, MinimalPairs, Yardstick
-
-# 1 for an example of a packed row, 0 for a slot without an example.
-SENTENCE_WEIGHTS = "next_sentence_weights"
 
 # Development-set accuracies of ALBERT-base after 125,000 steps at batch 4096
 # (Lan et al., 2020, Table 5), by sentence objective.
@@ -154,7 +155,7 @@ class Pretraining(Objective):
                 int32, `(batch, length)`; an example whose mask begins with 0
                 is padding. Packed batches have `next_sentence_labels` of
                 `(batch, examples)`, and `next_sentence_weights`, float32, of
-                the same shape: 1 for an example, 0 for an unused slot.
+                the same shape: 1 for an example with a label, or 0.
 
         Returns:
             float32 scalars `mlm_loss_sum`, `mlm_correct_sum`,

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import DataConfig
+from albert_tf.errors import UserError
 from albert_tf.input import pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import parse_records, pretraining_format
@@ -22,6 +23,7 @@ from albert_tf.records.features import features_to_read
 from albert_tf.records.masking import mask_rows
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
+from data_prep import build_tfrecords
 from tests.helpers import tiny_run
 
 ONE = tf.distribute.InputContext()
@@ -284,6 +286,38 @@ def test_dynamic_masks_depend_on_seed_position_and_number(
     for name, values in expected.items():
         found = np.concatenate([batch[name] for batch in masked])
         np.testing.assert_array_equal(found, values, err_msg=name)
+
+
+def test_single_segments_among_pairs_have_no_sentence_label(
+    tiny_dynamic_packed_records, tmp_path
+):
+    """Single segments alone are refused."""
+    pairs = tiny_dynamic_packed_records
+    build_tfrecords.main(
+        tiny_run.records_config(pairs.parent, "dynamic", "best_fit").replace(
+            sentence_objective="none", output_dir=str(tmp_path / "single")
+        )
+    )
+    files = f"{tmp_path}/single/train/*.tfrecord"
+    config = tiny_run.make_config(
+        pairs,
+        tmp_path / "run",
+        input_file=(f"{pairs}/train/*.tfrecord", files),
+        **tiny_run.PACKING,
+    )
+    (phase,) = find_training_data(config).phases
+    examples = []
+    for batch in take(phase.records, config, 0, 4):
+        weights, numbers = batch["next_sentence_weights"], batch["input_mask"]
+        for row, number in np.ndindex(weights.shape):
+            segments = batch["segment_ids"][row][numbers[row] == number + 1]
+            assert weights[row, number] == segments.any()
+            examples += [bool(weights[row, number])] * (len(segments) > 0)
+    assert 0.2 < np.mean(examples) < 0.8
+
+    config = config.replace(input_file=(files,))
+    with pytest.raises(UserError, match="sentence_objective 'none' and 'sop'"):
+        find_training_data(config)
 
 
 @pytest.mark.parametrize("masking", ["static", "dynamic"])

@@ -8,6 +8,7 @@ import pytest
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig, flags
 from tpu import compile_recipes, topologies
+from tpu.compile_check import CompileCheckConfig
 
 FOUND = json.loads(compile_recipes.FOUND.read_text())
 
@@ -24,7 +25,9 @@ def test_the_estimate_is_for_the_slice_and_the_rows_of_the_recipe(name):
 
     The trainer ignores the slice and the flags of the compiler.
     """
-    found, config = FOUND[name], compile_recipes.read_recipe(name)
+    arguments = compile_recipes.flags_of(name)
+    config = flags.parse_line(CompileCheckConfig, arguments)
+    found = FOUND[name]
     data, distribution = config.run.data, config.run.distribution
     micro_batches = data.gradient_accumulation_steps
     assert found["flags"] == compile_recipes.RECIPES[name]
@@ -36,7 +39,6 @@ def test_the_estimate_is_for_the_slice_and_the_rows_of_the_recipe(name):
     rows = found["batch_size"] * micro_batches * where.num_cores
     assert rows == data.global_batch_size
     per_replica_batch_size(data, where.num_cores, "eval_batch_size")
-    arguments = compile_recipes.flags_of(name)
     assert flags.parse_line(PretrainingConfig, arguments) == config.run
 
 
