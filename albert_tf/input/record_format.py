@@ -108,12 +108,15 @@ def pretraining_format(
         seeds = tf.fill(positions.shape, tf.constant(seed, tf.uint64))
         keys = random_bits(seeds, positions, tensor_ops)[:, tf.newaxis]
         if is_packed:
-            numbers = tf.range(config.max_examples_per_row)
-            keys = random_bits(keys, numbers, tensor_ops)
-            # Sets of single segments may be among those of pairs.
+            size = config.max_examples_per_row
+            keys = random_bits(keys, tf.range(size), tensor_ops)
+            # Single segments may be among pairs, which have a second one.
             second = batch["input_mask"] * batch["segment_ids"]
-            is_pair = second[:, :, tf.newaxis] == numbers + 1
-            weights = tf.cast(tf.reduce_any(is_pair, 1), tf.float32)
+            limits = {"minlength": size + 1, "maxlength": size + 1}
+            are_pairs = tf.math.bincount(
+                second, **limits, dtype=tf.float32, axis=-1, binary_output=True
+            )
+            weights = tf.reshape(are_pairs[:, 1:], keys.shape)
             batch = {**batch, SENTENCE_WEIGHTS: weights}
         vocab_size = records.metadata.vocab_size
         masked = mask_rows(batch, keys, vocab_size, config, tensor_ops)
