@@ -330,11 +330,6 @@ class InspectConfig(Config):
     num_examples: int = setting(
         2, "Examples to print of the first shard of a directory.", at_least=0
     )
-    output_file: str = setting(
-        "",
-        "PNG file to write histograms of the lengths to, e.g. "
-        "build/records.png.",
-    )
     num_workers: int = setting(
         0,
         "Number of processes, at most one per shard; 0 is one for each core "

@@ -1,7 +1,6 @@
 r"""Check records, and show their contents.
 
-    python -m data_prep.inspect_records \
-      --input_file=build/records --output_file=build/records.png
+    python -m data_prep.inspect_records --input_file=build/records
 
 1. Read and check every record of every shard, in several processes.
 2. Print some examples as text, with their masks marked.
@@ -16,7 +15,6 @@ spiece.model.
 """
 
 import dataclasses
-import io
 import itertools
 import math
 import posixpath
@@ -30,7 +28,6 @@ import numpy as np
 from albert_tf.config import flags
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from albert_tf.io.artifact import check_writable
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records.features import (
     MASK_ID,
@@ -173,7 +170,7 @@ class RecordSet:
         statistics = self.statistics
         num_masked = int(statistics["replacements"].sum())
         totals = {
-            "num_rows": ("records", int(statistics["row_lengths"].sum())),
+            "num_rows": ("records", statistics["num_rows"]),
             "num_examples": ("examples", statistics["num_examples"]),
             "num_pieces": ("tokens", statistics["num_pieces"]),
             "num_masked": ("masked tokens", num_masked),
@@ -186,6 +183,9 @@ class RecordSet:
                 if not self._metadata.shards.keys() <= reports.keys():
                     expected, passed = f"{expected} for all shards", None
             self._note(name, f"{found:,}", expected, passed)
+        size = statistics["num_rows"] * self.shape.max_seq_length
+        fill = statistics["num_pieces"] / max(size, 1)
+        self._note("positions filled", f"{fill:.1%}")
         if not num_masked:
             return
         prob = self.shape.masked_lm_prob
@@ -235,15 +235,10 @@ def main(config: InspectConfig) -> int:
         RecordSet(directory, shards)
         for directory, shards in _find_shards(config.input_file).items()
     ]
-    if config.output_file:
-        check_writable(config.output_file)
     _inspect_shards(sets, config.num_workers)
     for records in sets:
         _print_examples(records, config.num_examples)
         records.print()
-    if config.output_file:
-        files.write_bytes(config.output_file, _draw_histograms(sets))
-        print(f"histograms: {config.output_file}")
     num_faults = sum(records.num_faults for records in sets)
     num_failed = sum(records.num_failed for records in sets)
     if num_faults or num_failed:
@@ -304,7 +299,7 @@ def _inspect_shards(sets: Sequence[RecordSet], num_workers: int) -> None:
             records.judge(reports)
 
 
-# --- examples and histograms -------------------------------------------------
+# --- examples ----------------------------------------------------------------
 
 
 def _print_examples(records: RecordSet, num_examples: int) -> None:
@@ -387,29 +382,6 @@ def _spell(token_id: int, tokenizer: Tokenizer | None) -> tuple[str, str]:
     text = piece.removeprefix(WORD_MARK)
     # A piece can consist of the mark alone.
     return (" " if text != piece else ""), text or piece
-
-
-def _draw_histograms(sets: Sequence[RecordSet]) -> bytes:
-    """A PNG with a histogram of the lengths of records for each set."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws without a display
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(sets), figsize=(7, 3.75 * len(sets)), squeeze=False
-    )
-    for (axis,), records in zip(axes, sets, strict=True):
-        counts = records.statistics["row_lengths"]
-        axis.set_title(records.directory, loc="left")
-        axis.hist(np.arange(len(counts)), bins=40, weights=counts)
-        axis.set_xlabel("tokens of a record")
-        axis.set_ylabel("records")
-    content = io.BytesIO()
-    figure.tight_layout()
-    figure.savefig(content, format="png", dpi=100)
-    plt.close(figure)
-    return content.getvalue()
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def inspect_shard(_state: Any, task: tuple[str, Rules]) -> ShardReport:
             ]
             del report.faults[MAX_FAULTS:]
             report.num_faults += len(faults)
-            add(report.statistics, _count_rows(rows, metadata))
+            add(report.statistics, _count_rows(rows))
         while file.read(1 << 20):  # beyond a damaged length
             pass
     report.sha256 = file.digest.hexdigest()
@@ -148,27 +148,22 @@ class _DigestedFile:
         return block
 
 
-def _count_rows(
-    rows: "CheckedRows", metadata: RecordsMetadata
-) -> dict[str, Any]:
-    """Counts examples and tokens. The others are int64 arrays.
+def _count_rows(rows: "CheckedRows") -> dict[str, int | np.ndarray]:
+    """Counts rows, examples, tokens and masked tokens.
 
-    - replacements, `(3,)`: masked tokens that show `[MASK]`, the original
-      token, another token;
-    - row_lengths, `(max_seq_length + 1,)`: rows by number of tokens.
+    `replacements`, int64, `(3,)`: masked tokens that show `[MASK]`, the
+    original token, another token.
     """
     numbers = rows.features["input_mask"]
-    lengths = np.count_nonzero(numbers, axis=1)
     shown = rows.features["input_ids"][rows.is_masked]
     is_mask = shown == MASK_ID
     is_kept = shown == rows.restored[rows.is_masked]
     kinds = is_mask, is_kept, ~is_mask & ~is_kept
-    size = metadata.max_seq_length + 1
     return {
+        "num_rows": len(numbers),
         "num_examples": int(numbers.max(axis=1).sum()),
-        "num_pieces": int(lengths.sum()),
+        "num_pieces": int(np.count_nonzero(numbers)),
         "replacements": np.array([kind.sum() for kind in kinds]),
-        "row_lengths": np.bincount(lengths, minlength=size),
     }
 
 
