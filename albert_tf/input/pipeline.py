@@ -225,43 +225,73 @@ class Lane(NamedTuple):
         for epoch in range(first // size, last // size + 1):
             begin = max(first - epoch * size, 0) // block_size * block_size
             end = min(last - epoch * size + block_size, size)
-            for files, skipped, read in zip(
-                shuffled_files(records, seed, epoch),
+            for (files, skip), before, after in zip(
+                shuffled_shards(records, seed, epoch, begin),
                 records.num_by_source(begin),
                 records.num_by_source(end),
                 strict=True,
             ):
-                position = 0
+                left = int(skip) + after - before
                 for name in files.numpy():
+                    if left <= 0:
+                        break
                     file = name.decode()
-                    start = position
-                    position += records.counts[file]
-                    if position > skipped and start < read:
-                        yield file
+                    yield file
+                    left -= records.counts[file]
 
 
-def shuffled_files(
-    records: RecordSet, seed: int, epoch: tf.Tensor | int
-) -> list[tf.Tensor]:
-    """Returns the shards of each source in the order of an epoch; string.
+def shuffled_shards(
+    records: RecordSet, seed: int, epoch: tf.Tensor | int, begin: int = 0
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Returns the shards that an epoch reads from record `begin` on.
 
-    A shard occurs once for each pass over its source, in another order.
+    A source is read again and again, each pass in another order of its shards;
+    an epoch goes on where the one before ended.
+
+    Returns:
+        Of each source, its shards, string, and the number of records of the
+        first shard to skip, int64.
     """
-    key = _epoch_key(seed, epoch)
-
-    def shuffle(files: Sequence[str], number: int) -> tf.Tensor:
-        fold = tf.random.experimental.stateless_fold_in
-        return tf.random.experimental.stateless_shuffle(
-            tf.constant(files, tf.string),
-            seed=fold(key, number) if number else key,
-        )
-
     return [
-        tf.concat([shuffle(files, n) for n in range(max(passes, 1))], axis=0)
-        for files, passes in zip(
-            records.files_by_source, records.passes_by_source(), strict=True
+        _shards_from(
+            [(file, records.counts[file]) for file in files],
+            tf.cast(epoch, tf.int64) * wanted + before,
+            wanted,
+            seed,
+        )
+        for files, wanted, before in zip(
+            records.files_by_source,
+            records.records_of_epoch(),
+            records.num_by_source(begin),
+            strict=True,
         )
     ]
+
+
+def _shards_from(
+    shards: Sequence[tuple[str, int]],
+    position: tf.Tensor,
+    number: int,
+    seed: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The shards of `number` records from `position` of an endless source."""
+    files = tf.constant([file for file, _ in shards], tf.string)
+    sizes = tf.constant([size for _, size in shards], tf.int64)
+    size = max(sum(size for _, size in shards), 1)
+    # A source of which an epoch reads every record once needs one pass.
+    passes = 1 if number in (0, size) else -(-number // size) + 1
+    orders = [
+        tf.random.experimental.stateless_shuffle(
+            tf.range(len(shards)), _epoch_key(seed, position // size + n)
+        )
+        for n in range(passes)
+    ]
+    order, skip = tf.concat(orders, axis=0), position % size
+    of_order = tf.gather(sizes, order)
+    # Shards that end before the position are not read.
+    is_left = tf.cumsum(of_order) > skip
+    skipped = tf.reduce_sum(tf.where(is_left, tf.zeros_like(skip), of_order))
+    return tf.gather(files, tf.boolean_mask(order, is_left)), skip - skipped
 
 
 def shuffled_stream(
@@ -274,59 +304,33 @@ def shuffled_stream(
     first_epoch, offset = divmod(position, records.num_records)
 
     @tf.autograph.experimental.do_not_convert
-    def epoch_from(
-        epoch: tf.Tensor,
-        ordered_files: Sequence[tf.Tensor],
-        skips: Sequence[int],
-        first_block: int,
-    ) -> tf.data.Dataset:
+    def epoch_from(epoch: tf.Tensor, first_block: int = 0) -> tf.data.Dataset:
         def shuffle(index: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
             key = tf.random.experimental.stateless_fold_in(
                 _epoch_key(seed, epoch), index
             )
             return tf.random.experimental.stateless_shuffle(block, seed=key)
 
+        begin = first_block * block_size
         sets = [
             read_files(files).skip(skip)
-            for files, skip in zip(ordered_files, skips, strict=True)
+            for files, skip in shuffled_shards(records, seed, epoch, begin)
         ]
         return (
-            _alternating(sets, records, first_block * block_size)
+            _alternating(sets, records, begin)
             .batch(block_size)
             .enumerate(start=first_block)
             .map(shuffle)
             .unbatch()
         )
 
-    # The first epoch begins at `offset`. Shards that end before it are skipped
-    # by their counts, without reading them.
-    epoch = tf.constant(first_epoch, tf.int64)
-    first_block = offset // block_size
-    skips = records.num_by_source(first_block * block_size)
-    ordered_files = []
-    for index, files in enumerate(shuffled_files(records, seed, epoch)):
-        remaining = files.numpy().tolist()
-        # A small set may have no records left for the last block.
-        while remaining and skips[index] >= (
-            count := records.counts[remaining[0].decode()]
-        ):
-            skips[index] -= count
-            del remaining[0]
-        ordered_files.append(tf.constant(remaining, tf.string))
-    rest_of_epoch = epoch_from(epoch, ordered_files, skips, first_block).skip(
-        offset % block_size
-    )
+    # The first epoch begins at `offset`.
+    first_block, skip = divmod(offset, block_size)
+    rest_of_epoch = epoch_from(tf.constant(first_epoch, tf.int64), first_block)
     later_epochs = tf.data.Dataset.range(
         first_epoch + 1, tf.int64.max
-    ).flat_map(
-        lambda epoch: epoch_from(
-            epoch,
-            shuffled_files(records, seed, epoch),
-            [0] * len(records.files_by_source),
-            0,
-        )
-    )
-    return rest_of_epoch.concatenate(later_epochs)
+    ).flat_map(epoch_from)
+    return rest_of_epoch.skip(skip).concatenate(later_epochs)
 
 
 def _alternating(

@@ -107,7 +107,7 @@ class RecordSet:
             position: An integer or int64 tensor; so are the numbers.
         """
         rest, counts = self.num_records, []
-        for size in self._records_of_epoch():
+        for size in self.records_of_epoch():
             # The source gets its proportion of the positions that the earlier
             # sources leave. That number also grows by at most one at a time.
             counts.append(position * size // max(rest, 1))
@@ -115,7 +115,7 @@ class RecordSet:
             rest -= size
         return counts
 
-    def _records_of_epoch(self) -> list[int]:
+    def records_of_epoch(self) -> list[int]:
         """The number of records of each source in an epoch."""
         if not self.weights:
             return self.sizes()
@@ -130,15 +130,6 @@ class RecordSet:
         return [
             sum(self.counts[file] for file in files)
             for files in self.files_by_source
-        ]
-
-    def passes_by_source(self) -> list[int]:
-        """Returns how often an epoch begins to read each source."""
-        return [
-            -(-wanted // max(size, 1))
-            for wanted, size in zip(
-                self._records_of_epoch(), self.sizes(), strict=True
-            )
         ]
 
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":

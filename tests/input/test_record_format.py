@@ -10,7 +10,7 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.input import batch_stream, record_format
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.pipeline import shuffled_files
+from albert_tf.input.pipeline import shuffled_shards
 from albert_tf.input.record_format import (
     serialize,
 )
@@ -187,7 +187,7 @@ def test_only_shards_near_the_steps_are_searched(
     monkeypatch.setattr(record_format, "check_intact", note)
     records = stream.locate(0)[0].records
     (first, second), (third, _) = (
-        shuffled_files(records, SEED, epoch)[0].numpy().astype(str).tolist()
+        shuffled_shards(records, SEED, epoch)[0][0].numpy().astype(str).tolist()
         for epoch in range(2)
     )
     steps = records.num_records // 8
