@@ -454,7 +454,9 @@ class TextFile:
         header = next(lines, "")
         field = reading.config.text_field
         delimiter, column = _find_column(self.name, header, field)
-        rows = csv.reader(lines, delimiter=delimiter)
+        # Strict: otherwise, an unclosed quotation mark takes the rest of the
+        # file for one cell.
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             for row in filter(None, rows):
                 where = (
