@@ -7,6 +7,7 @@ record of each shard shows the lengths of the features. A run trains on one set
 of records (`--input_file`), or changes sets at given steps (`--data_schedule`).
 """
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -132,6 +133,20 @@ class RecordSet:
             for files in self.files_by_source
         ]
 
+    def read_in_epoch(self) -> dict[str, float]:
+        """Mean number of records that an epoch reads of each file, by path."""
+        times = {
+            file: wanted / max(size, 1)
+            for files, wanted, size in zip(
+                self.files_by_source,
+                self.records_of_epoch(),
+                self.sizes(),
+                strict=True,
+            )
+            for file in files
+        }
+        return {file: n * times[file] for file, n in self.counts.items()}
+
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":
         """Returns the shards of one of several streams, from 0.
 
@@ -208,24 +223,19 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
             continue  # the same data
         of_phase = [name.partition("*") for name in names]
         records = find_records(
-            {f"dataset {name}": files[name] for name, *_ in of_phase}, config
+            {f"dataset {name}": files[name] for name, *_ in of_phase},
+            config,
+            tuple(float(weight) for *_, weight in of_phase if weight),
         )
-        weights = tuple(float(weight) for *_, weight in of_phase if weight)
-        records = dataclasses.replace(records, weights=weights)
         _check_shards_of_lanes("dataset", records, data.input_lanes)
-        sizes = [
-            size
-            for lane in range(data.input_lanes)
-            for size in records.lane(lane, data.input_lanes).sizes()
-        ]
-        if weights and (
-            len(sizes) < len(weights) * data.input_lanes or 0 in sizes
-        ):
-            raise UserError(
-                "datasets with weights must differ, and hold records for all "
-                "input_lanes",
-                received="+".join(names),
-            )
+        for lane in range(data.input_lanes):
+            sizes = records.lane(lane, data.input_lanes).sizes()
+            if records.weights and 0 in sizes:
+                raise UserError(
+                    "datasets with weights must hold records for all "
+                    "input_lanes",
+                    received="+".join(names),
+                )
         for phase in phases:
             check_same_text(records, phase.records)
         phases.append(Phase(first_step, "+".join(names), records))
@@ -322,6 +332,7 @@ def _identities(records: RecordSet) -> dict[str, set[str]]:
 def find_records(
     patterns_by_source: Mapping[str, Sequence[str]],
     config: PretrainingConfig,
+    weights: tuple[float, ...] = (),
     may_be_unpacked: bool = False,
 ) -> RecordSet:
     """Finds shards, reads their metadata and checks it against the run.
@@ -330,6 +341,7 @@ def find_records(
 
     Args:
         patterns_by_source: Files or globs by their setting.
+        weights: See `RecordSet`.
         may_be_unpacked: Whether records of one example fit a run on packed
             records.
 
@@ -340,6 +352,8 @@ def find_records(
     """
     name = ", ".join(patterns_by_source)
     sources = _match_files(patterns_by_source)
+    if len(sources) < len(weights):
+        raise UserError("datasets with weights must differ", received=name)
     files = sorted(itertools.chain.from_iterable(sources))
     metadata_of = {
         directory: _read_metadata_if_any(directory)
@@ -366,22 +380,26 @@ def find_records(
     # Vocabulary and lengths are those of the first directory with metadata.
     directory = min(known or metadata_of)
     metadata = metadata_of[directory]
+    records = RecordSet(counts, sources, weights=weights)
+    read = records.read_in_epoch()
     if metadata is not None:
         # The masked-LM loss of a model that knows which directory an example is
         # from, and the frequencies of the pieces there.
+        tokens = collections.Counter[str]()
+        for file, number in read.items():
+            if found := known.get(posixpath.dirname(file)):
+                share = number / max(found.num_rows, 1)
+                tokens[posixpath.dirname(file)] += share * found.num_pieces
         mean = np.average(
             [m.unigram_entropy_nats for m in known.values()],
-            weights=[max(m.num_pieces, 1) for m in known.values()],
+            weights=[max(tokens[directory], 1) for directory in known],
         )
         metadata = dataclasses.replace(
             metadata, unigram_entropy_nats=float(mean)
         )
-    examples_per_row, useful_share = _mean_content(
-        list(counts.values()), listings
-    )
-    records = RecordSet(
-        counts,
-        sources,
+    examples_per_row, useful_share = _mean_content([*read.values()], listings)
+    records = dataclasses.replace(
+        records,
         checksums={
             file: checksum
             for file, m in zip(files, listings, strict=True)
@@ -554,7 +572,7 @@ def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
 
 
 def _mean_content(
-    counts: Sequence[int],
+    counts: Sequence[float],
     listings: Sequence[features.RecordsMetadata | None],
 ) -> tuple[float, float | None]:
     """`examples_per_row`, `useful_share`; 1 and None without all metadata."""
