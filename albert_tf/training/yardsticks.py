@@ -20,10 +20,13 @@ import csv
 import functools
 import gzip
 import io
+import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import keras
 import numpy as np
@@ -33,6 +36,7 @@ from tqdm import tqdm
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import MASK_ID, PAD_ID, UNK_ID
 from albert_tf.records.tokenization import Tokenizer, join, truncate
@@ -43,12 +47,23 @@ _LENGTH_STEP, _BATCH_TOKENS = 16, 16_384
 _TIE = 1e-5
 _GZIP = b"\x1f\x8b"
 
+# Yields the parts of a measurement, given with the name of it.
+Parts: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+def show_progress(parts: Sequence[Any], name: str) -> Iterable[Any]:
+    """The `Parts` of a measurement that nothing ends early."""
+    return tqdm(parts, name, unit="batch", mininterval=5, leave=False)
+
 
 class Yardstick(Protocol):
     """A measurement of one model, on data that it keeps in memory."""
 
     def measure(
-        self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
+        self,
+        model: keras.layers.Layer,
+        strategy: tf.distribute.Strategy,
+        parts: Parts = show_progress,
     ) -> dict[str, float]:
         """The metrics by name. Every replica computes the same.
 
@@ -140,17 +155,23 @@ class MinimalPairs:
         self._program: Any = None
 
     def measure(
-        self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
+        self,
+        model: keras.layers.Layer,
+        strategy: tf.distribute.Strategy,
+        parts: Parts = show_progress,
     ) -> dict[str, float]:
         """`minimal_pairs_accuracy`, `minimal_pairs_plain_accuracy`, 0 to 1."""
-        results = self.compare(model, strategy)
+        results = self.compare(model, strategy, parts)
         return {
             "minimal_pairs_accuracy": self.mean(results["word_l2r"]),
             "minimal_pairs_plain_accuracy": self.mean(results["plain"]),
         }
 
     def compare(
-        self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
+        self,
+        model: keras.layers.Layer,
+        strategy: tf.distribute.Strategy,
+        parts: Parts = show_progress,
     ) -> dict[str, np.ndarray]:
         """1 for each pair that the model gets right, 0.5 for equal scores.
 
@@ -158,13 +179,17 @@ class MinimalPairs:
             float64, `(num_pairs,)`, by rule, as `scores`.
         """
         results = {}
-        for rule, (good, bad) in self.scores(model, strategy).items():
+        scores = self.scores(model, strategy, parts)
+        for rule, (good, bad) in scores.items():
             difference = np.where(abs(good - bad) < _TIE, 0, good - bad)
             results[rule] = (np.sign(difference) + 1) / 2
         return results
 
     def scores(
-        self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
+        self,
+        model: keras.layers.Layer,
+        strategy: tf.distribute.Strategy,
+        parts: Parts = show_progress,
     ) -> dict[str, np.ndarray]:
         """Log probabilities of the good and of the bad sentences.
 
@@ -179,6 +204,7 @@ class MinimalPairs:
         values = self._log_probabilities(
             model,
             strategy,
+            parts,
             np.concatenate([np.arange(len(ends)), differs]),
             np.concatenate([ends, self._word_ends[differs]]),
         )
@@ -222,6 +248,7 @@ class MinimalPairs:
         self,
         model: keras.layers.Layer,
         strategy: tf.distribute.Strategy,
+        parts: Parts,
         rows: np.ndarray,
         ends: np.ndarray,
     ) -> np.ndarray:
@@ -233,20 +260,18 @@ class MinimalPairs:
         sizes = (self._ids != PAD_ID).sum(1)[self._sentences[rows]]
         lengths = -(-sizes // _LENGTH_STEP) * _LENGTH_STEP
         lengths = np.minimum(lengths, self._max_seq_length)
-        parts = []
+        batches = []
         for length in np.unique(lengths):
             of_length = np.flatnonzero(lengths == length)
             size = max(1, _BATCH_TOKENS // length)
-            parts += [
+            batches += [
                 (length, size, of_length[i : i + size])
                 for i in range(0, len(of_length), size)
             ]
         values = np.empty(len(rows))
         pad = max(0, int(lengths.max()) - self._ids.shape[1])
         ids_of = np.pad(self._ids, [(0, 0), (0, pad)])
-        for length, size, part in tqdm(
-            parts, "minimal pairs", unit="batch", mininterval=5, leave=False
-        ):
+        for length, size, part in parts(batches, "minimal pairs"):
             padded = np.resize(part, size)  # repeats rows
             chosen = rows[padded]
             ids = ids_of[self._sentences[chosen], :length]
@@ -291,19 +316,28 @@ def _masked_log_probabilities(
 def _read(path: str) -> str:
     with files.open_existing(path, "rb") as file:
         content = file.read()
-    if content.startswith(_GZIP):
-        content = gzip.decompress(content)
-    return content.decode()
+    try:
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path} must be UTF-8, perhaps compressed by gzip",
+            received=str(error),
+        ) from None
+
+
+def _numbered_lines(text: str) -> Iterable[tuple[int, str]]:
+    """The lines that are not empty. Strings of JSON may hold U+2028."""
+    lines = enumerate(text.split("\n"), 1)
+    return ((number, line) for number, line in lines if line.strip())
 
 
 def _read_pairs(patterns: Sequence[str], pairs_per_file: int) -> list[_Pair]:
-    paths = sorted({p for pattern in patterns for p in files.find(pattern)})
     pairs = []
-    for path in paths:
-        lines = filter(None, _read(path).splitlines())
-        for number, line in enumerate(lines, 1):
-            if pairs_per_file and number > pairs_per_file:
-                break
+    for path in files.find_all("minimal pairs", patterns, "*.jsonl"):
+        lines = _numbered_lines(_read(path))
+        for number, line in itertools.islice(lines, pairs_per_file or None):
             try:
                 row = json.loads(line)
                 good, bad = row["sentence_good"], row["sentence_bad"]
@@ -346,7 +380,7 @@ class LinearProbe:
         self, path: str, tokenizer: Tokenizer, max_seq_length: int
     ) -> None:
         rows = _read_table(path)
-        columns = [*rows[0]] if rows else []
+        columns = [str(name) for name in rows[0]] if rows else []
         others = [c for c in columns if c != "text"]
         label = others[0] if len(others) == 1 else "label"
         if "text" not in columns or label not in columns:
@@ -354,6 +388,12 @@ class LinearProbe:
                 f"{path} must have the columns text and label",
                 received=", ".join(columns) or "no rows",
             )
+        for number, row in enumerate(rows, 1):
+            if row.get("text") is None or row.get(label) is None:
+                raise UserError(
+                    f"row {number} of {path} must have text and {label}",
+                    received=str(row)[:80],
+                )
         self._labels = np.array([str(row[label]) for row in rows])
         counts = np.unique(self._labels, return_counts=True)[1]
         if len(counts) < 2 or counts.min() < 5:
@@ -369,35 +409,46 @@ class LinearProbe:
         self._program: Any = None
 
     def measure(
-        self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
+        self,
+        model: keras.layers.Layer,
+        strategy: tf.distribute.Strategy,
+        parts: Parts = show_progress,
     ) -> dict[str, float]:
         """`probe_accuracy`, 0 to 1."""
         from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import StratifiedKFold, cross_val_score
+        from sklearn.model_selection import StratifiedKFold
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        scores = cross_val_score(
-            make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
-            self._means(model, strategy),
-            self._labels,
-            cv=StratifiedKFold(5, shuffle=True, random_state=0),
-        )
-        return {"probe_accuracy": float(scores.mean())}
+        means = self._means(model, strategy, parts)
+        splitter = StratifiedKFold(5, shuffle=True, random_state=0)
+        folds = [*splitter.split(means, self._labels)]
+        scores = []
+        for train, test in parts(folds, "logistic regressions"):
+            classifier = make_pipeline(
+                StandardScaler(), LogisticRegression(max_iter=1000)
+            ).fit(means[train], self._labels[train])
+            scores.append(classifier.score(means[test], self._labels[test]))
+        return {"probe_accuracy": float(np.mean(scores))}
 
     def _means(
-        self, model: keras.layers.Layer, strategy: tf.distribute.Strategy
+        self,
+        model: keras.layers.Layer,
+        strategy: tf.distribute.Strategy,
+        parts: Parts,
     ) -> np.ndarray:
         if self._program is None:
             self._program = _compile(
-                strategy, functools.partial(_means_of_tokens, model)
+                strategy,
+                lambda *row: mean_of_tokens(model.backbone(*row)[0], row[1]),
             )
         longest = max(map(len, self._tokens)) + 2
         length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
         length = min(length, self._max_seq_length)
         size = max(1, _BATCH_TOKENS // length)
         means = []
-        for first in range(0, len(self._tokens), size):
+        firsts = range(0, len(self._tokens), size)
+        for first in parts(firsts, "texts of the probe"):
             part = list(self._tokens[first : first + size])
             part += [[]] * (size - len(part))
             means.append(self._program(*join(part, length=length)).numpy())
@@ -408,15 +459,6 @@ class LinearProbe:
                 received="NaN or infinite ones",
             )
         return found
-
-
-def _means_of_tokens(
-    model: keras.layers.Layer, *inputs: tf.Tensor
-) -> tf.Tensor:
-    hidden, _ = model.backbone(*inputs)
-    mask = tf.cast(inputs[1], tf.float32)[..., tf.newaxis]
-    total = tf.reduce_sum(tf.cast(hidden, tf.float32) * mask, axis=1)
-    return total / tf.reduce_sum(mask, axis=1)
 
 
 def _compile(
@@ -430,13 +472,16 @@ def _compile(
     return program
 
 
-def _read_table(path: str) -> list[Mapping[str, Any]]:
+def _read_table(path: str) -> list[dict[str, Any]]:
     text = _read(path)
     try:
         if text.lstrip().startswith("{"):
-            return [json.loads(line) for line in text.splitlines() if line]
-    except ValueError as error:
+            return [json.loads(line) for _, line in _numbered_lines(text)]
+        # By default, a field of more than 131,072 characters is an error.
+        csv.field_size_limit(sys.maxsize)
+        # Strict: an unclosed quotation mark would take the rest for one field.
+        return [*csv.DictReader(io.StringIO(text, newline=""), strict=True)]
+    except (ValueError, csv.Error) as error:
         raise UserError(
             f"{path} must be JSON lines or CSV", received=str(error)
         ) from None
-    return list(csv.DictReader(io.StringIO(text)))

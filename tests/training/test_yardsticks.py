@@ -28,12 +28,12 @@ def loaded():
 
 
 def _write_pairs(path, pairs):
-    path.write_text(
-        "".join(
-            json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n"
-            for good, bad in pairs
-        )
-    )
+    """With a byte order mark and a blank line."""
+    lines = [
+        json.dumps({"sentence_good": a, "sentence_bad": b}, ensure_ascii=False)
+        for a, b in pairs
+    ]
+    path.write_text("\n\n".join(lines), "utf-8-sig")
     return (str(path),)
 
 
@@ -93,7 +93,7 @@ def test_scores_are_those_of_transformers(loaded):
 
 def test_equal_scores_count_a_half(loaded, tmp_path):
     model, tokenizer = loaded
-    swapped = [("A dog sees a cat.", "A dog sees a cat."), ("Yes.", "No.")]
+    swapped = [("A dog\u2028sees.", "A dog\u2028sees."), ("Yes.", "No.")]
     forward = MinimalPairs(
         _write_pairs(tmp_path / "a.jsonl", swapped), tokenizer, 512
     )
@@ -186,11 +186,20 @@ def test_a_run_measures_at_each_evaluation(tmp_path):
         assert 0 <= line["probe_accuracy"] <= 1
 
 
+def test_a_pattern_without_files_is_refused(loaded):
+    with pytest.raises(UserError, match="minimal pairs must match files"):
+        MinimalPairs((f"{BLIMP}/*.jsonl", "no*.jsonl"), loaded.tokenizer, 32)
+
+
 # By name: the content of the file, the yardstick, and words of the refusal.
 REFUSALS = {
     "no JSON": ("no json", "pairs", "line 1 of .* must be a JSON object"),
     "other fields": ('{"good": "a"}', "pairs", "sentence_good"),
     "no pairs": ("\n", "pairs", "with no pair"),
+    "Latin-1": ("\xe9", "pairs", "must be UTF-8"),
+    "open quote": ('text,label\n"x,1\nx,2\n', "probe", "unexpected end"),
+    "short row": ("text,label\nx\n", "probe", "row 1 .* text and label"),
+    "no value": ('{"text": "x", "label": null}', "probe", "row 1 of"),
     "too long": (
         json.dumps({"sentence_good": "a " * 99, "sentence_bad": "a"}),
         "pairs",
@@ -207,7 +216,7 @@ REFUSALS = {
 def test_data_that_measures_nothing_is_refused(case, loaded, tmp_path):
     content, yardstick, message = REFUSALS[case]
     path = tmp_path / "data"
-    path.write_text(content)
+    path.write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=message):
         if yardstick == "pairs":
             MinimalPairs((str(path),), loaded.tokenizer, 32)
