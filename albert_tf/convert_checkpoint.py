@@ -7,7 +7,7 @@ directory, and the best checkpoint of a run to a Hugging Face folder:
       --from=albert_base --to=build/albert_base_v2
 
     python -m albert_tf.convert_checkpoint \
-      --from=build/demo/run/best --to=build/demo/hugging_face
+      --from=runs/base/best --to=build/hugging_face
 
 docs/converting.md describes the formats and what each of them can contain.
 The command reads and checks the model before it writes anything. The directory

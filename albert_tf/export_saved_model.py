@@ -1,7 +1,7 @@
 r"""Export a trained run as a SavedModel with serving signatures.
 
     python -m albert_tf.export_saved_model \
-      --run_dir=build/demo/run --export_dir=build/demo/saved_model
+      --run_dir=runs/base --export_dir=export/albert/1
 
 It exports the newest checkpoint. To export the best one, give the step in the
 name of its directory, e.g. --checkpoint_step=900 for best/step-00000900.

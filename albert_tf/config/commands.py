@@ -44,7 +44,7 @@ class ExportConfig(Config):
     run_dir: str = setting(
         "",
         "Run directory to export, the --output_dir of training, local or "
-        "gs://, e.g. build/demo/run.",
+        "gs://, e.g. runs/base.",
     )
     export_dir: str = setting(
         "",
