@@ -27,8 +27,6 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
-from absl import logging
-
 from albert_tf.errors import UserError
 from albert_tf.io.artifact import flatten
 
@@ -42,21 +40,12 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "divides": ("divide", lambda value, number: number % value == 0),
 }
 
-# Settings that old runs have stored and that nothing uses: `Config.from_dict`
-# ignores them.
-FORMER_SETTINGS = {
-    *("clip_scope", "float32_score_gradients", "gcp_project", "tfds"),
-    *("init_from_group0", "loop_seconds", "max_corrupt_records", "num_runs"),
-    *("muon_momentum", "null_holdout_fraction", "on_bad_example"),
-    *("on_corrupt_record", "peak_tflops", "plain_formulas", "tfds_data_dir"),
-    *("recompute_logit_gradients", "tpu_zone"),
-    # Published models have these, which the released code of
-    # google-research/albert does not use.
+# Published models have these, which the released code of google-research/albert
+# does not use: `Config.from_dict` ignores them.
+_UNUSED = {
     *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
     "num_memory_blocks",
 }
-# The values of those that affected the result, as training has them now.
-_FIXED = {"clip_scope": "global", "muon_momentum": 0.95}
 
 
 def setting(
@@ -289,7 +278,7 @@ class Config:
                 received=repr(values)[:80],
             )
         known = {f.name: t for f, t in fields_with_types(cls)}
-        unknown = sorted(set(values) - set(known) - FORMER_SETTINGS)
+        unknown = sorted(set(values) - set(known) - _UNUSED)
         if unknown:
             raise UserError(
                 f"{where}unknown key {', '.join(unknown)}",
@@ -297,12 +286,6 @@ class Config:
             )
         made: dict[str, Any] = {}
         for name, value in values.items():
-            if name in _FIXED and value != _FIXED[name]:
-                logging.warning(
-                    "%s%s IS NO LONGER A SETTING: training goes on with %s, "
-                    "not %s",
-                    *(where, name, _FIXED[name], value),
-                )
             if name not in known:
                 continue
             field_type = known[name]

@@ -380,13 +380,11 @@ def find_or_write(
     purpose = "train" if TRAIN in sets else "predict"
     name = f"{purpose}-{inputs_sha256[:_ID_LENGTH]}"
     parent = posixpath.join(config.training.output_dir, FEATURES_DIR)
-    for known in (name, purpose):  # the latter from an earlier version
-        directory = posixpath.join(parent, known)
-        stored = load_json_if_any(posixpath.join(directory, METADATA_FILE))
-        if stored and stored["inputs_sha256"] == inputs_sha256:
-            logging.info("using the features in %s", directory)
-            stored.pop("constant_loss", None)  # from an earlier version
-            return FeatureFiles(directory, **stored)
+    directory = posixpath.join(parent, name)
+    stored = load_json_if_any(posixpath.join(directory, METADATA_FILE))
+    if stored and stored["inputs_sha256"] == inputs_sha256:
+        logging.info("using the features in %s", directory)
+        return FeatureFiles(directory, **stored)
     records = {
         split: make_records(examples, tokenizer, task, length)
         for split, examples in sets.items()

@@ -7,7 +7,6 @@ record of each shard shows the lengths of the features. A run trains on one set
 of records (`--input_file`), or changes sets at given steps (`--data_schedule`).
 """
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -385,14 +384,15 @@ def find_records(
     if metadata is not None:
         # The masked-LM loss of a model that knows which directory an example is
         # from, and the frequencies of the pieces there.
-        tokens = collections.Counter[str]()
+        tokens = dict.fromkeys(known, 0.0)
         for file, number in read.items():
-            if found := known.get(posixpath.dirname(file)):
+            parent = posixpath.dirname(file)
+            if found := known.get(parent):
                 share = number / max(found.num_rows, 1)
-                tokens[posixpath.dirname(file)] += share * found.num_pieces
+                tokens[parent] += share * found.num_pieces
         mean = np.average(
             [m.unigram_entropy_nats for m in known.values()],
-            weights=[max(tokens[directory], 1) for directory in known],
+            weights=[max(number, 1) for number in tokens.values()],
         )
         metadata = dataclasses.replace(
             metadata, unigram_entropy_nats=float(mean)

@@ -30,16 +30,9 @@ class TFRecordWriter:
 
     The caller opens and closes the file. The end of the `with` block, or
     `flush`, writes the records that are still in memory.
-
-    Attributes:
-        num_records: Number of records passed to `write`.
-        num_bytes: Number of bytes written to the file, without the records
-            that are still in memory.
     """
 
     def __init__(self, file: Any) -> None:
-        self.num_records = 0
-        self.num_bytes = 0
         self._file = file
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -57,7 +50,6 @@ class TFRecordWriter:
         length = len(record)
         checksum = _CHECKSUM.pack(masked_crc32c(record))
         self._waiting += (_head(length), record, checksum)
-        self.num_records += 1
         self._waiting_bytes += length + _HEAD.size + _CHECKSUM.size
         if self._waiting_bytes >= _BUFFER_BYTES:
             self.flush()
@@ -69,7 +61,6 @@ class TFRecordWriter:
         block = b"".join(self._waiting)
         self._digest.update(block)
         self._file.write(block)
-        self.num_bytes += len(block)
         self._waiting = []
         self._waiting_bytes = 0
 

@@ -5,11 +5,9 @@
     RUN/tensorboard/    the metrics, and profiles
 
 If a step is trained a second time, its lines in `metrics.jsonl` are replaced.
-Lines in `events.jsonl` are never removed. Earlier versions split a log on gs://
-into parts: `metrics.jsonl`, `metrics.jsonl.1`, `metrics.jsonl.2`, ...
+Lines in `events.jsonl` are never removed.
 """
 
-import itertools
 import json
 import posixpath
 import time
@@ -27,7 +25,6 @@ from albert_tf.io.files import (
     is_remote,
     open_existing,
     read_again_if_damaged,
-    remove,
     write_text,
 )
 
@@ -76,9 +73,6 @@ class _Lines:
         lines = list(dict.fromkeys([*lines, *self.unwritten]))
         write_text(self.path, _as_text(lines))
         if is_remote(self.path):
-            if self._uploaded is None:
-                for part in reversed([*_parts(self.path)][1:]):
-                    remove(part)
             self._uploaded = lines
         self.unwritten, self._is_intact = [], True
 
@@ -246,26 +240,20 @@ def read_lines(path: str) -> Iterator[dict[str, Any]]:
 
     Lines that a crash or a full disk left incomplete are skipped.
     """
-    for part in _parts(path):
+    if not exists(path):
+        return
 
-        def read(part: str = part) -> bytes:
-            # All at once: line by line, TensorFlow takes an error of gs:// for
-            # the end of the file.
-            with open_existing(part, "rb") as file:
-                return file.read()
+    def read() -> bytes:
+        # All at once: line by line, TensorFlow takes an error of gs:// for the
+        # end of the file.
+        with open_existing(path, "rb") as file:
+            return file.read()
 
-        for line in read_again_if_damaged(read, part).splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
-
-
-def _parts(path: str) -> Iterator[str]:
-    """The parts of a file that exist."""
-    numbers = itertools.count() if is_remote(path) else [0]
-    parts = (f"{path}.{number}" if number else path for number in numbers)
-    yield from itertools.takewhile(exists, parts)
+    for line in read_again_if_damaged(read, path).splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
 
 
 def _as_text(lines: Iterable[str]) -> str:

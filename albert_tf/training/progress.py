@@ -3,7 +3,7 @@
 import dataclasses
 import posixpath
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -47,12 +47,6 @@ class StepTimes:
     compiling_seconds: list[float] = dataclasses.field(default_factory=list)
     input_seconds: float = 0.0  # waiting for batches
     cpu_seconds: float = 0.0  # of this process, in all threads, with the input
-
-    @classmethod
-    def from_notes(cls, notes: Mapping[str, Any]) -> Self:
-        """Restores the times; older versions noted other fields, or none."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{n: value for n, value in notes.items() if n in names})
 
     @property
     def total(self) -> float:

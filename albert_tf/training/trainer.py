@@ -70,7 +70,7 @@ class Position:
         self.lowest_loss = notes.get("lowest_loss")
         self.to_evaluate = notes.get("to_evaluate", False)
         self.learning_rate = notes.get("learning_rate", 0.0)
-        self.times = StepTimes.from_notes(notes.get("times", {}))
+        self.times = StepTimes(**notes.get("times", {}))
 
     def means(self) -> dict[str, float]:
         """Mean metrics of the steps since the last line of the log."""

@@ -146,11 +146,3 @@ def test_replace_changes_settings_in_nested_configs():
     assert config == PretrainingConfig()
     with pytest.raises(TypeError, match="seeds"):
         config.replace(seeds=7)
-
-
-def test_a_run_of_a_removed_setting_is_warned_of_its_new_value(caplog):
-    values = {"clip_scope": "global", "learning_rate": 0.5}
-    assert OptimizerConfig.from_dict(values).learning_rate == 0.5
-    assert not caplog.text
-    OptimizerConfig.from_dict({"clip_scope": "per_replica"}, "run/config.json")
-    assert "goes on with global, not per_replica" in caplog.text

@@ -417,7 +417,7 @@ def test_rows_of_tables_are_documents(tmp_path, name, content, monkeypatch):
 
 def test_a_cell_without_an_end_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text('text\n"A' + "a\n" * 50)
-    with pytest.raises(UserError, match="must be CSV.*unexpected end.*quot"):
+    with pytest.raises(UserError, match=r"must be CSV.*unexpected end.*quot"):
         read(tmp_path / "a.csv")
     monkeypatch.setattr(reader, "_LONGEST_JSON", 50)
     limit = csv.field_size_limit()

@@ -69,7 +69,7 @@ def test_records_of_several_directories_or_datasets_alternate(
         round(total / 4),
         total - round(total / 4),
     ]
-    with pytest.raises(UserError, match="weights must differ.*dataset c"):
+    with pytest.raises(UserError, match=r"weights must differ.*dataset c"):
         record_sets.find_training_data(
             weighted.replace(data_schedule="0:a*0.5+c*0.5")
         )

@@ -1,4 +1,3 @@
-import json
 import time
 
 import numpy as np
@@ -155,19 +154,3 @@ def test_files_of_tensorboard_are_bounded(monkeypatch, tmp_path):
         for file in files
     ]
     assert sorted(steps) == [[0, 1], [2, 3], [4]]
-
-
-def test_the_parts_of_a_log_of_an_earlier_version_become_one_file(tmp_path):
-    """Which had them on gs://, here file://. A new process goes back."""
-    for name, step in (("", 2), (".1", 4), (".2", 6)):
-        line = json.dumps({"split": "train", "step": step})
-        (tmp_path / f"metrics.jsonl{name}").write_text(line + "\n")
-        (tmp_path / f"events.jsonl{name}").write_text(f'{{"step": {step}}}\n')
-    run_dir = f"file://{tmp_path}"
-    assert steps_of(read_metrics(run_dir)) == [2, 4, 6]
-    log = RunLog(run_dir, 4)
-    log.write_event("resume", 4)
-    log.write("train", 5, FIGURES)
-    assert steps_of(read_metrics(run_dir)) == [2, 4, 5]
-    assert steps_of(read_events(run_dir)) == [2, 4, 6, 4]
-    assert len(list(tmp_path.glob("*.jsonl*"))) == 2

@@ -166,7 +166,7 @@ def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     """4 steps of 2 s, then 2 of 1 s, each with 6 s more for compiling."""
     times = StepTimes(compiling_seconds=[8.0])
     times.add(step_times(8, 10, 12, wait=1), 14, cpu_seconds=5)
-    times = StepTimes.from_notes(json.loads(json.dumps(vars(times))))
+    times = StepTimes(**json.loads(json.dumps(vars(times))))
     times.compiling_seconds.append(7.0)
     times.add(step_times(107), 108, cpu_seconds=2)
     figures = progress_of(tmp_path).advance(times)
@@ -178,8 +178,3 @@ def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     assert figures["cpu_seconds"] == 7
     # Of the steps that compiled nothing.
     assert figures["input_bound_share"] == pytest.approx(3 / 7)
-
-
-@pytest.mark.parametrize("notes", [{}, {"steady": False}])
-def test_checkpoints_of_older_versions_have_other_times(notes):
-    assert StepTimes.from_notes(notes) == StepTimes()
