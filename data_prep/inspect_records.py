@@ -32,7 +32,6 @@ from albert_tf.io.tfrecord import read_records
 from albert_tf.records.features import (
     MASK_ID,
     METADATA_FILE,
-    SCHEMA_VERSION,
     SENTENCE_LABEL,
     SEP_ID,
     TOKENIZER_FILE,
@@ -113,9 +112,8 @@ class RecordSet:
         shape = self._metadata or learn_metadata(shards[0], size)
         # The worker processes need no lists of files.
         self.shape = dataclasses.replace(shape, shards={}, checksums={})
-        # Earlier versions had another rule.
-        has_words = self._metadata and shape.schema_version == SCHEMA_VERSION
-        words = self.tokenizer.words if self.tokenizer and has_words else None
+        tokenizer = self.tokenizer if self._metadata else None
+        words = tokenizer.words if tokenizer else None
         self.rules: Rules = self.shape, words
 
     def _refuse(self, path: str, what: str) -> None:

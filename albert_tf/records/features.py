@@ -190,13 +190,11 @@ class RecordsMetadata:
             they are not packed.
         num_rows: Number of records in all shards.
         vocabulary_use: The fractions of the tokens of the corpus that are
-            "unknown" or "bytes", and of the pieces that are "unused"; empty in
-            earlier versions.
+            "unknown" or "bytes", and of the pieces that are "unused".
         schema_version: Version of the records, see `SCHEMA_VERSION`.
         text_form: Numbers of documents and of those with one sentence, of
             sentences and tokens, of examples and of those whose segments are
-            parts of one sentence; of all splits, with duplicates. Empty in
-            earlier versions.
+            parts of one sentence; of all splits, with duplicates.
     """
 
     max_seq_length: int
@@ -255,17 +253,9 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
         )
     version = values.get("schema_version")
     values.pop("fill", None)
-    if version == 2:
-        values |= {
-            "packing": "none",
-            "max_examples_per_row": 1,
-            "num_rows": values.get("num_examples"),
-        }
-    if version in (2, 3):
-        values["vocabulary_use"] = {}
-    elif version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise UserError(
-            f"schema_version of {path} must be 2, 3 or {SCHEMA_VERSION}",
+            f"schema_version of {path} must be {SCHEMA_VERSION}",
             received=version,
             remedy="Build the records again with this version.",
         )

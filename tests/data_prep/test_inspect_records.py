@@ -427,21 +427,6 @@ def test_records_without_masks_are_checked(records, inspect):
     assert "other than <pad> and [MASK]" in output
 
 
-def test_boundaries_of_earlier_versions_are_not_checked(records, inspect):
-    """In records of version 2, a punctuation mark continues a word."""
-
-    def edit(features):
-        for position, token in enumerate(features["input_ids"]):
-            if token == 9:  # "."
-                features["token_boundary"][position] = 0
-
-    edit_all(records, edit)
-    status, output = inspect(records)
-    assert status == 1 and "token_boundary" in output
-    edit_metadata(records, schema_version=2)
-    assert inspect(records)[0] == 0
-
-
 def test_records_of_google_research_are_checked_without_metadata(
     tmp_path, inspect
 ):

@@ -1,7 +1,6 @@
 """Records of each kind of task, and the files that hold them."""
 
 import dataclasses
-import pathlib
 
 import numpy as np
 import pytest
@@ -188,19 +187,6 @@ def test_other_inputs_leave_features_as_they_are(tmp_path, tokenizer):
     assert other.checksums != first.checksums
     assert contents(tmp_path).items() > before.items()
     assert find(tmp_path, tokenizer) == first
-
-
-def test_features_of_earlier_versions_are_used(tmp_path, tokenizer):
-    """Their directory has the name of the purpose alone. With other inputs,
-    they are neither used nor removed."""
-    directory = pathlib.Path(find(tmp_path, tokenizer).directory)
-    earlier = directory.rename(directory.parent / "train")
-    before = contents(earlier)
-
-    assert find(tmp_path, tokenizer).directory == str(earlier)
-    other = find(tmp_path, tokenizer, value=1.5).directory
-    assert other not in (str(earlier), str(directory))
-    assert contents(earlier) == before
 
 
 def test_a_dry_run_uses_the_features_of_the_run_and_writes_elsewhere(

@@ -101,37 +101,17 @@ def test_a_record_holds_masks_only_if_they_are_static():
 
 @pytest.mark.parametrize("metadata", [METADATA, PACKED])
 def test_metadata_equals_what_was_written(tmp_path, metadata):
-    (tmp_path / METADATA_FILE).write_text(metadata.to_json())
+    text = metadata.to_json()
+    fill = metadata.num_pieces / 64 / metadata.num_rows
+    assert json.loads(text)["fill"] == round(fill, 6)
+    (tmp_path / METADATA_FILE).write_text(text)
     assert read_metadata(str(tmp_path)) == metadata
-
-
-@pytest.mark.parametrize(
-    ("version", "metadata", "missing"),
-    [
-        (2, METADATA, {"packing", "max_examples_per_row", "num_rows", "fill"}),
-        (3, PACKED, set()),
-    ],
-)
-def test_metadata_of_earlier_versions_is_read(
-    tmp_path, version, metadata, missing
-):
-    """Version 2 had no keys of packing."""
-    values = json.loads(metadata.to_json()) | {"schema_version": version}
-    assert values["fill"] == round(
-        metadata.num_pieces / 64 / metadata.num_rows, 6
-    )
-    for name in missing | {"vocabulary_use"}:
-        del values[name]
-    (tmp_path / METADATA_FILE).write_text(json.dumps(values))
-    assert read_metadata(str(tmp_path)) == dataclasses.replace(
-        metadata, vocabulary_use={}, schema_version=version
-    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"schema_version": 99}, r"schema_version .* must be 2, 3 or 4\. .*99"),
+        ({"schema_version": 99}, r"schema_version .* must be 4\. .*99"),
         ({"key": 1}, "key"),
         ("{", r"metadata\.json must be JSON"),
         (None, r"metadata\.json must exist"),
