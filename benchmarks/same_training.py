@@ -9,19 +9,19 @@ the papers (`tests/helpers/pytorch_training.py`). Both begin with the same
 weights and read the same batches. Prints a Markdown table.
 """
 
-import dataclasses
 import importlib
 import pathlib
 import sys
 
 from albert_tf import config as settings
-from albert_tf.config import flags, setting
+from albert_tf.config import flags
 from albert_tf.sweeps.results import table
 
 # To import tests/helpers, which the tests of the same comparison use, too.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 RATES = {"lamb": 0.01, "adamw": 0.001}
+NUM_STEPS = 200
 HEADER = (
     "optimizer",
     "masked-LM loss",
@@ -31,24 +31,7 @@ HEADER = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class BenchmarkConfig(settings.Config):
-    """Model, data and length of the training."""
-
-    albert_config_file: str = setting(
-        "configs/models/albert_demo.json", "Architecture, a JSON file."
-    )
-    input_file: tuple[str, ...] = setting(
-        ("build/same_training/records/train/*.tfrecord",),
-        "Training records with static masks, for sentence order, of 128 tokens "
-        "and at most 20 masked tokens: comma-separated files or globs.",
-    )
-    num_train_steps: int = setting(
-        200, "Number of training steps.", at_least=20
-    )
-
-
-def main(config: BenchmarkConfig) -> None:
+def main(_: settings.Config) -> None:
     """Trains twice with each optimizer, and prints the results."""
     # Imported here so that --help answers at once.
     training = importlib.import_module("tests.helpers.paired_training")
@@ -57,10 +40,10 @@ def main(config: BenchmarkConfig) -> None:
     for optimizer, rate in RATES.items():
         run = settings.PretrainingConfig(
             model=settings.ModelConfig.from_json_file(
-                config.albert_config_file
+                "configs/models/albert_demo.json"
             ),
             data=settings.DataConfig(
-                input_file=config.input_file,
+                input_file=("build/same_training/records/train/*.tfrecord",),
                 max_seq_length=128,
                 max_predictions_per_seq=20,
                 global_batch_size=8,
@@ -68,12 +51,10 @@ def main(config: BenchmarkConfig) -> None:
             optimizer=settings.OptimizerConfig(
                 optimizer=optimizer,
                 learning_rate=rate,
-                num_warmup_steps=config.num_train_steps // 10,
+                num_warmup_steps=NUM_STEPS // 10,
             ),
             distribution=settings.DistributionConfig(strategy="one_device"),
-            training=settings.TrainingConfig(
-                num_train_steps=config.num_train_steps
-            ),
+            training=settings.TrainingConfig(num_train_steps=NUM_STEPS),
         )
         ours = training.train(run)
         theirs = training.train_in_pytorch(run, ours.initial)
@@ -93,4 +74,4 @@ def main(config: BenchmarkConfig) -> None:
 
 
 if __name__ == "__main__":
-    flags.run(main, BenchmarkConfig)
+    flags.run(main, settings.Config)
