@@ -7,9 +7,9 @@ prints a JSON object with the share of pairs of which the model gives the good
 sentence the higher probability, as the mean over paradigms: `accuracy`, by
 masking the rest of a word together (word-l2r); `plain_accuracy`, by masking
 each token alone; and `frequency_accuracy`, by the scores of the pieces in the
-vocabulary, without the model. Equal scores count a half. A full BLiMP takes
-about as long as 15 million tokens of evaluation; `--pairs_per_file=100` has a
-standard error of 0.6 points.
+vocabulary, without the model. Equal scores count a half. A full BLiMP takes as
+long as 54 million tokens of evaluation; `--pairs_per_file=100` has a standard
+error of 0.6 points.
 
     python -m albert_tf.evaluate --model=runs/base --probe=banking77.csv
 

@@ -357,7 +357,7 @@ class TrainingConfig(Config, affects="nothing"):
     eval_pairs_per_file: int = setting(
         20,
         "Number of minimal pairs to read of each file; 0: all. A full BLiMP, "
-        "67,000 pairs, needs 15 million tokens in each evaluation.",
+        "67,000 pairs, needs 54 million tokens in each evaluation.",
         at_least=0,
         affects="nothing",
     )
