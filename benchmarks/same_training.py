@@ -14,7 +14,7 @@ import pathlib
 import sys
 
 from albert_tf import config as settings
-from albert_tf.config import flags
+from albert_tf.config import Config, flags
 from albert_tf.sweeps.results import table
 
 # To import tests/helpers, which the tests of the same comparison use, too.
@@ -31,7 +31,7 @@ HEADER = (
 )
 
 
-def main(_: settings.Config) -> None:
+def main(_: Config) -> None:
     """Trains twice with each optimizer, and prints the results."""
     # Imported here so that --help answers at once.
     training = importlib.import_module("tests.helpers.paired_training")
@@ -74,4 +74,4 @@ def main(_: settings.Config) -> None:
 
 
 if __name__ == "__main__":
-    flags.run(main, settings.Config)
+    flags.run(main, Config)

@@ -163,7 +163,8 @@ def test_sets_alternate_in_proportion_to_weights(tmp_path, weights):
         drawn = np.array(straight)[is_set]
         passes = drawn[: len(drawn) // size * size].reshape(-1, size)
         assert {*map(len, map(set, passes))} == {size}
-        assert len(set(map(tuple, passes))) > 1  # of six orders
+        # Of six orders.
+        assert len(set(map(tuple, passes))) > 1 or len(passes) == 1
     for block_size in 1, 8:
         settings = {"shuffle_block_size": block_size}
         straight = stream(records, 0, 130, **settings)

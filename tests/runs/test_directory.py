@@ -259,7 +259,6 @@ def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
 def test_settings_of_another_release_are_read_by_name(run, tmp_path):
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
-    stored["training"]["loop_seconds"] = 30.0  # removed since
     del stored["optimizer"]["poly_power"]  # the default then applies
     path.write_text(json.dumps(stored))
     check(run())
