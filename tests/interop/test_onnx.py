@@ -21,7 +21,7 @@ def test_onnx_runtime_gives_the_outputs_of_albert_tf(tmp_path, monkeypatch):
     from albert_tf.records.features import MASK_ID
 
     monkeypatch.chdir(tmp_path)
-    folder = "build/demo/hugging_face"
+    folder = "build/hugging_face"
     shutil.copytree(ROOT / "models/albert_mini_en", folder)
     page = (ROOT / "docs/converting.md").read_text()
     for module in "torch", "onnxruntime":
