@@ -389,7 +389,8 @@ class LinearProbe:
                 received=", ".join(columns) or "no rows",
             )
         for number, row in enumerate(rows, 1):
-            if row.get("text") is None or row.get(label) is None:
+            values = row if isinstance(row, dict) else {}
+            if values.get("text") is None or values.get(label) is None:
                 raise UserError(
                     f"row {number} of {path} must have text and {label}",
                     received=str(row)[:80],

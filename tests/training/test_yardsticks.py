@@ -199,6 +199,7 @@ REFUSALS = {
     "Latin-1": ("\xe9", "pairs", "must be UTF-8"),
     "open quote": ('text,label\n"x,1\nx,2\n', "probe", "unexpected end"),
     "short row": ("text,label\nx\n", "probe", "row 1 .* text and label"),
+    "no object": ('{"text": "x", "label": 1}\n[1]', "probe", "row 2 of"),
     "no value": ('{"text": "x", "label": null}', "probe", "row 1 of"),
     "too long": (
         json.dumps({"sentence_good": "a " * 99, "sentence_bad": "a"}),
