@@ -26,6 +26,7 @@ from albert_tf.config import (
     flag_name,
 )
 from albert_tf.config.model import override_types
+from albert_tf.config.removed import REMOVED
 from albert_tf.errors import UserError
 from albert_tf.io import faults, shipped
 
@@ -207,6 +208,15 @@ def _parse_command_line(arguments: list[str]) -> list[str]:
         sys.exit(error.exit_status)
     except SystemExit:  # after --help; absl's status is 1
         sys.exit(0)
+    except absl_flags.UnrecognizedFlagError as error:
+        instead = REMOVED.get(error.flagname)
+        if instead:
+            print(
+                f"error: --{error.flagname} was removed: {instead}.",
+                file=sys.stderr,
+            )
+            sys.exit(UserError.exit_status)
+        return app.parse_flags_with_usage(arguments)
     except absl_flags.Error:
         return app.parse_flags_with_usage(arguments)
 

@@ -15,6 +15,7 @@ from albert_tf.config import (
     PretrainingConfig,
     TrainingConfig,
     flags,
+    removed,
 )
 from albert_tf.errors import UserError
 from data_prep.config import RecordsConfig
@@ -271,3 +272,18 @@ def test_a_command_runs_or_ends_in_one_line(body, argument, status, said):
     assert re.fullmatch(f"{said}\n", output, re.S), output
     assert "started" not in output
     assert ("Traceback" in output) == ("RuntimeError" in body)
+
+
+def test_a_removed_flag_names_its_replacement(monkeypatch, capsys):
+    """One line, for a flag that no command has any more."""
+    flags_of_commands = {
+        name
+        for config_class, *_ in find_commands().values()
+        for name in settings_of(config_class)
+    }
+    assert not set(removed.REMOVED) & flags_of_commands
+    monkeypatch.setitem(removed.REMOVED, "old_name", "use --seed")
+    with pytest.raises(SystemExit):
+        flags._parse_command_line(["command", "--old_name=3"])
+    message = capsys.readouterr().err
+    assert message == "error: --old_name was removed: use --seed.\n"

@@ -1,0 +1,4 @@
+"""Flags that earlier versions had, and what to use instead."""
+
+# The end of the sentence "--NAME was removed: ...", one line a flag, sorted.
+REMOVED: dict[str, str] = {}
