@@ -78,7 +78,7 @@ setup(
         "albert_tf.configs": ["*/*", "*/include/*"],
         "albert_tf.models": ["*/*"],
         "albert_tf.interop": ["*.json"],
-        "albert_tf.serving": ["*.c", "*.config"],
+        "albert_tf.serving": ["*.config"],
         "data_prep": ["sample_corpus/*", "sample_questions/*"],
     },
     install_requires=[
