@@ -21,7 +21,6 @@ COMMANDS = {
     "predict": "albert_tf.predict",
     "report": "albert_tf.report.__main__",
     "sweep": "albert_tf.sweep",
-    "score": "albert_tf.finetuning.score",
     "compile-check": "tpu.compile_check",
     "launch": "tpu.launch",
 }

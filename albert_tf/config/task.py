@@ -143,8 +143,8 @@ class TaskHeadConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class ColumnsConfig(Config):
-    """The task, and the columns of the user's own files."""
+class TaskConfig(Config):
+    """A task, its files and columns, and how text becomes features."""
 
     task: str = setting(
         "",
@@ -219,22 +219,6 @@ class ColumnsConfig(Config):
         "0, for question_answering.",
     )
 
-    @property
-    def has_pairs(self) -> bool | None:
-        """Whether the examples of the task are pairs of texts.
-
-        False for multiple choice and question answering. None without a task,
-        as in a converted run.
-        """
-        if self.task in (CLASSIFICATION, REGRESSION):
-            return bool(self.text_pair_column)
-        return self.task in PAIR_TASKS if self.task else None
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskConfig(ColumnsConfig):
-    """Files of a task, and how their text becomes features."""
-
     data_dir: str = setting(
         "",
         "Directory with the official files of the task under their official "
@@ -289,6 +273,17 @@ class TaskConfig(ColumnsConfig):
         at_least=1,
         affects="nothing",
     )
+
+    @property
+    def has_pairs(self) -> bool | None:
+        """Whether the examples of the task are pairs of texts.
+
+        False for multiple choice and question answering. None without a task,
+        as in a converted run.
+        """
+        if self.task in (CLASSIFICATION, REGRESSION):
+            return bool(self.text_pair_column)
+        return self.task in PAIR_TASKS if self.task else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,22 +425,3 @@ class FinetuningConfig(PretrainingConfig):
 
     def check_evaluation(self) -> None:
         """Refuses nothing: a task may have no development set."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoreConfig(Config):
-    """Settings of `python -m albert_tf.finetuning.score`."""
-
-    task: ColumnsConfig = ColumnsConfig()
-    data_file: str = setting(
-        "",
-        "File with the right answers or labels, e.g. dev-v2.0.json; for RACE, "
-        "the directory of a split, e.g. RACE/dev, or of a level, e.g. "
-        "RACE/dev/high.",
-    )
-    predictions_file: str = setting(
-        "",
-        "File with the predictions: for question answering, a JSON object of "
-        "answers by question id; for other tasks, a TSV file with the columns "
-        "index and prediction.",
-    )

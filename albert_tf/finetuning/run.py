@@ -29,7 +29,7 @@ from albert_tf.config.task import (
     TOKEN_CLASSIFICATION,
 )
 from albert_tf.errors import UserError
-from albert_tf.finetuning import features, score
+from albert_tf.finetuning import features, scores
 from albert_tf.finetuning.examples import ExampleSet, has_split, read_examples
 from albert_tf.finetuning.features import FeatureFiles
 from albert_tf.finetuning.objective import (
@@ -78,11 +78,11 @@ class Scorer:
         """
         task, found = self.examples.task, self.find(collected)
         if task.kind == EMBEDDING:
-            return score.score_embeddings(self.examples, found)
+            return scores.score_embeddings(self.examples, found)
         if task.kind != QUESTION_ANSWERING:
-            return score.score(task, self.examples.labels(), found)
+            return scores.score(task, self.examples.labels(), found)
         may_be_null = task.may_be_unanswerable
-        return score.score_answers(
+        return scores.score_answers(
             self.examples.examples,
             {answer.id: answer.text() for answer in found},
             {a.id: a.null_odds for a in found} if may_be_null else None,
@@ -93,7 +93,7 @@ class Scorer:
     def find(self, collected: Arrays) -> Any:
         """The `QuestionAnswer` of each question; the embeddings of each pair.
 
-        Of other kinds, the predictions as in `score.score`.
+        Of other kinds, the predictions as in `scores.score`.
         """
         if self.maker is not None:
             return list(
@@ -389,11 +389,11 @@ def _write(split: str, scorer: Scorer, collected: Arrays, run_dir: str) -> None:
     path = posixpath.join(run_dir, PREDICTIONS_DIR)
     task, found = scorer.examples.task, scorer.find(collected)
     if task.kind == QUESTION_ANSWERING:
-        score.write_answers(path, found, scorer.null_threshold)
+        scores.write_answers(path, found, scorer.null_threshold)
     else:
         known = task.splits.get(split)
         ending = "jsonl" if task.kind == TOKEN_CLASSIFICATION else "tsv"
         name = (known.submission if known else "") or f"{split}.{ending}"
         path = posixpath.join(path, name)
-        score.write_predictions(path, scorer.examples, found)
+        scores.write_predictions(path, scorer.examples, found)
     logging.info("wrote predictions to %s", path)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.finetuning.score import score_answers
+from albert_tf.finetuning.scores import score_answers
 from albert_tf.interop.hugging_face import tokenizer_files
 from albert_tf.records.questions import (
     Answer,

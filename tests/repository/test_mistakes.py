@@ -181,13 +181,10 @@ INPUTS = {
     "run": "export_saved_model --run_dir={} --export_dir={}.to",
     "predicting": "predict --saved_model_dir={} --text=a",
     "reported": "report --run_dirs={} --output_file={}.html",
-    "predictions": "score --task=cola --data_file={}.tsv "
-    "--predictions_file={}.tsv",
 }
 
 # The end of the name of the file, where the command demands one.
 SUFFIXES = {"corpus": ".gz", "text": ".zst"}
-SUFFIXES |= {"predictions": ".tsv"}
 
 # Inputs that must be files.
 FILE_INPUTS = "architecture records vocabulary corpus text inspected"

@@ -1,11 +1,4 @@
-r"""Files of predictions, and their scores.
-
-    python -m albert_tf.finetuning.score --task=squad_v2 \
-      --data_file=dev-v2.0.json --predictions_file=predictions.json
-
-The command scores predictions of this project or of another, and prints one
-JSON object: for SQuAD, with the keys and values of the official scripts; for
-other tasks, with the scores of the paper. It does not need TensorFlow.
+"""Scores of predictions, as of the official scripts, and their files.
 
     *.tsv              of GLUE's leaderboard: columns index and prediction
     predictions.json   answers by question id, as the scripts of SQuAD read them
@@ -18,7 +11,7 @@ Answers are compared in lower case, without punctuation and articles. In
 Chinese, Japanese, Korean, Thai and other scripts that need it, each character
 counts as a word, as in the scripts of KorQuAD and DRCD. The best
 score over all right answers counts. As in the scripts, a missing prediction
-scores 0 in version 1.1 and is an error in 2.0. Right answers without words are
+scores 0. Right answers without words are
 dropped in 2.0. Two answers without words have an F1 of 0 in 1.1, of 1 in 2.0.
 
 Reference:
@@ -27,11 +20,8 @@ Reference:
 """
 
 import collections
-import contextlib
-import dataclasses
 import functools
 import json
-import math
 import posixpath
 import re
 import string
@@ -41,31 +31,16 @@ from typing import Any
 from unicodedata import category
 
 import numpy as np
-from absl import logging
 
-from albert_tf.config import flags
 from albert_tf.config.task import (
     EMBEDDING,
     MULTI_LABEL,
-    OWN_TASKS,
-    QUESTION_ANSWERING,
     REGRESSION,
     TOKEN_CLASSIFICATION,
-    ScoreConfig,
-    TaskConfig,
 )
-from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.examples import (
-    ExampleSet,
-    read_examples,
-    read_text,
-)
-from albert_tf.finetuning.tasks import (
-    DEV,
-    RETRIEVAL,
-    Task,
-)
-from albert_tf.io.files import load_json, write_text
+from albert_tf.finetuning.examples import ExampleSet
+from albert_tf.finetuning.tasks import RETRIEVAL, Task
+from albert_tf.io.files import write_text
 from albert_tf.records.questions import Question, QuestionAnswer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -234,7 +209,6 @@ def score_answers(
         scores over all thresholds (`best_exact`, `best_f1`), and the
         thresholds (`best_exact_thresh`, `best_f1_thresh`).
     """
-    _check(questions, predictions, may_be_unanswerable)
     raw = {
         question.id: _score(
             predictions.get(question.id), question, may_be_unanswerable
@@ -274,27 +248,6 @@ def score_answers(
         found[f"best_{key}"] = 100.0 * best / len(raw)
         found[f"best_{key}_thresh"] = threshold
     return found
-
-
-def _check(
-    questions: Sequence[Question],
-    predictions: Mapping[str, str],
-    may_be_unanswerable: bool,
-) -> None:
-    missing = [q.id for q in questions if q.id not in predictions]
-    if not missing:
-        return
-    message = (
-        f"{len(missing)} of {len(questions)} questions: {name_faults(missing)}"
-    )
-    if may_be_unanswerable or len(missing) == len(questions):
-        raise UserError(
-            "predictions_file must have an entry for every question of "
-            "data_file",
-            received=f"none for {message}",
-            remedy="Check that these are predictions for that file.",
-        )
-    logging.warning("no prediction, which scores 0, for %s", message)
 
 
 def _score(
@@ -347,73 +300,6 @@ def write_predictions(
     write_text(path, "\n".join(lines) + "\n")
 
 
-def read_predictions(path: str, examples: ExampleSet) -> list[Any]:
-    """Reads predictions of all kinds but question answering, as in `score`.
-
-    Raises:
-        UserError: If the file has other examples, or other predictions.
-    """
-    task, found = examples.task, examples.examples
-    wanted = [example.id for example in found]
-    if task.kind == TOKEN_CLASSIFICATION:
-        config = TaskConfig(
-            task=TOKEN_CLASSIFICATION,
-            dev_file=path,
-            id_column="id" if path.endswith(".jsonl") else "",
-        )
-        predicted = read_examples(config, DEV)
-        wanted, names = (
-            [f"{e.id}: {' '.join(e.words)}" for e in side]
-            for side in (found, predicted.examples)
-        )
-        fields = [*map(list, zip(names, predicted.labels(), strict=True))]
-    else:
-        header, *lines = read_text(path).replace("\r", "").split("\n")
-        fields = [line.split("\t") for line in filter(None, lines)]
-        if header != _HEADER or any(len(values) != 2 for values in fields):
-            raise UserError(
-                f"{path} must have two columns, index and prediction, "
-                "separated by a tab",
-                received=repr(header),
-            )
-    values = dict(fields)
-    if sorted(name for name, _ in fields) != sorted(wanted):
-        raise UserError(
-            f"{path} must have one prediction for each example of "
-            f"{examples.source}",
-            received=f"{len(fields)} for {len(wanted)} examples; others are "
-            + name_faults(sorted(values.keys() ^ set(wanted))),
-            remedy="Check that these are predictions of that file.",
-        )
-    return [_parse(path, task, values[name]) for name in wanted]
-
-
-def _parse(path: str, task: Task, value: Any) -> Any:
-    """A prediction of a file, as in `score`."""
-    form = f"one of {', '.join(task.names)}"
-    with contextlib.suppress(ValueError, TypeError):
-        if task.kind in (REGRESSION, EMBEDDING):
-            form = "a number"
-            if math.isfinite(number := float(value)):
-                return number
-            raise ValueError
-        names = value if isinstance(value, list) else [value]
-        if task.kind == MULTI_LABEL:
-            form = 'a list, e.g. ["joy"]'
-            names = value = json.loads(value)
-            if not isinstance(names, list):
-                raise TypeError
-        others = {*names} - {*task.names}
-        # A model may predict a class of its training set that the file lacks.
-        if task.name in OWN_TASKS and not task.num_choices:
-            others = {n for n in others if not (isinstance(n, str) and n)}
-        if not others:
-            return value
-    raise UserError(
-        f"each prediction in {path} must be {form}", received=repr(value)
-    )
-
-
 def write_answers(
     directory: str,
     answers: Sequence[QuestionAnswer],
@@ -436,55 +322,3 @@ def write_answers(
     for name, content in contents.items():
         text = json.dumps(content, indent=2, ensure_ascii=False)
         write_text(posixpath.join(directory, name), text + "\n")
-
-
-# --- the command -------------------------------------------------------------
-
-
-def compute_scores(config: ScoreConfig) -> dict[str, float]:
-    """Scores the predictions that the settings name.
-
-    Raises:
-        UserError: If a file is missing, or belongs to another task or file.
-    """
-    config.require("data_file", "predictions_file")
-    columns = dataclasses.asdict(config.task)
-    examples = read_examples(
-        TaskConfig(**columns, dev_file=config.data_file), DEV
-    )
-    path, task = config.predictions_file, examples.task
-    if task.kind == QUESTION_ANSWERING:
-        answers = load_json(path)
-        wrong = [type(answers).__name__]
-        if isinstance(answers, dict):
-            wrong = [
-                f"{answer!r:.40} for {name}"
-                for name, answer in answers.items()
-                if not isinstance(answer, str)
-            ]
-        if wrong:
-            raise UserError(
-                f"{path} must be a JSON object with a text by question id",
-                received=name_faults(wrong),
-            )
-        return score_answers(
-            examples.examples,
-            answers,
-            may_be_unanswerable=task.may_be_unanswerable,
-        )
-    if task.kind == EMBEDDING and None in examples.labels():
-        raise UserError(
-            f"{examples.source} must have values to compare cosines with",
-            received=f"no column {columns['label_column']}",
-            remedy="Name another --label_column.",
-        )
-    return score(task, examples.labels(), read_predictions(path, examples))
-
-
-def main(config: ScoreConfig) -> None:
-    """Prints the scores of the predictions that the flags name."""
-    print(json.dumps(compute_scores(config), indent=2))
-
-
-if __name__ == "__main__":
-    flags.run(main, ScoreConfig)
