@@ -1,4 +1,4 @@
-r"""Predict with an exported SavedModel, in this process or on a server.
+r"""Predict with an exported SavedModel.
 
     python -m albert_tf.export_saved_model \
       --run_dir=runs/sst2 --export_dir=export/sst2
@@ -62,12 +62,7 @@ is complete.
 Of a model that is only pretrained, the answer to a text is {"masks":
 [{"capital": 0.71, ...}]}, and to a pair {"in_order": 0.71, "swapped": 0.29}.
 
-The command needs the SavedModel and tensorflow-text. With --server, it asks
-TensorFlow Serving over REST instead, and needs neither; only question answering
-still needs --saved_model_dir, a copy of the export:
-
-    python -m albert_tf.predict --server=http://localhost:8501 \
-      --text='Paris is the [MASK] of France.'
+The command needs tensorflow-text.
 """
 
 import itertools
@@ -84,9 +79,7 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_lines, read_rows
 from albert_tf.io.files import atomic_write
 from albert_tf.serving.predict import (
-    Client,
-    LocalClient,
-    RestClient,
+    ExportedModel,
     Row,
     answer_rows,
     columns_of,
@@ -102,20 +95,15 @@ _Row: TypeAlias = tuple[dict[str, Any], Row]  # as read; what the model takes
 
 def main(config: PredictConfig) -> None:
     """Prints or writes the answers of an exported model to texts."""
+    config.require("saved_model_dir")
     if not config.input_file:
         config.require("text")
-    client: Client
-    if config.server:
-        client = RestClient(config.server, config.model_name)
-    else:
-        config.require("saved_model_dir")
-        versions.import_tensorflow()
-        client = LocalClient(config.saved_model_dir)
+    versions.import_tensorflow()
+    model = ExportedModel(config.saved_model_dir)
     if not config.input_file:
-        print_responses(client, config, config.saved_model_dir)
+        print_responses(model, config)
         return
-    signatures = client.list_signatures()
-    columns = columns_of(signatures)
+    columns = columns_of(model.list_signatures())
     num_rows = sum(1 for _ in _read(config, *columns))  # refuses a bad row
 
     def answer() -> Iterator[str]:
@@ -123,9 +111,7 @@ def main(config: PredictConfig) -> None:
         with tqdm(total=num_rows, unit="row", mininterval=1.0) as progress:
             while part := list(itertools.islice(rows, _NUM_ROWS)):
                 texts = [texts for _, texts in part]
-                answers = answer_rows(
-                    client, signatures, texts, config.saved_model_dir
-                )
+                answers = answer_rows(model, texts)
                 for (row, _), found in zip(part, answers, strict=True):
                     line = json.dumps({**row, **found}, ensure_ascii=False)
                     yield f"{line}\n"

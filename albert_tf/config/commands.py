@@ -238,12 +238,6 @@ class PredictConfig(TextsConfig):
         "",
         "Directory of the SavedModel to load, e.g. export/sst2.",
     )
-    server: str = setting(
-        "",
-        "Address of the REST interface of TensorFlow Serving, which answers "
-        "instead, e.g. http://localhost:8501.",
-    )
-    model_name: str = setting("albert", "Name of the model on the server.")
     input_file: str = setting(
         "",
         "File of texts, local or gs://, in place of --text: a text in each "

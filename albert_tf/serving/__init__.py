@@ -1,1 +1,1 @@
-"""SavedModels: export, signatures, and clients in Python and C."""
+"""SavedModels and models of LiteRT: export, signatures, answers."""

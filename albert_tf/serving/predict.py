@@ -1,14 +1,7 @@
-"""Asks an exported model, on a server or in this process, about texts.
+"""Asks an exported model about texts. The names of an export are here."""
 
-Only a model in this process needs TensorFlow, and tensorflow-text. The names of
-an export are here.
-"""
-
-import http.client
 import json
 import posixpath
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +9,7 @@ import numpy as np
 from absl import logging
 
 from albert_tf.config import TaskConfig, TextsConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.questions import Question, WindowMaker, find_answers
@@ -49,8 +42,6 @@ _MAX_ROWS = 32
 
 _CPU_FILE = "/proc/cpuinfo"
 
-_TIMEOUT_S = 60  # the first request may wait until the model is loaded
-
 # Names of inputs -> nested lists of texts or ids.
 Inputs = Mapping[str, Sequence[Any]]
 
@@ -59,16 +50,24 @@ Inputs = Mapping[str, Sequence[Any]]
 Row = Mapping[str, Any]
 
 
-class LocalClient:
-    """A client of an exported SavedModel in this process."""
+class ExportedModel:
+    """A SavedModel of `export_saved_model`, and the content of serving.json."""
 
     def __init__(self, saved_model_dir: str) -> None:
         import tensorflow as tf
 
         from albert_tf.serving.text_tokenizer import import_text_ops
 
-        serving = _read_serving(saved_model_dir)
-        warn_of_slow_products(serving.get("precision", ""))
+        self.assets_dir = posixpath.join(saved_model_dir, ASSETS_DIR)
+        serving_file = posixpath.join(self.assets_dir, SERVING_FILE)
+        if not exists(serving_file):
+            raise UserError(
+                "saved_model_dir must be a SavedModel of albert_tf",
+                received=f"{saved_model_dir}, without {SERVING_FILE}",
+                remedy="Make one with python -m albert_tf.export_saved_model.",
+            )
+        self.serving: dict[str, Any] = load_json(serving_file)
+        warn_of_slow_products(self.serving.get("precision", ""))
         import_text_ops()
         self.model = tf.saved_model.load(saved_model_dir)
 
@@ -96,74 +95,11 @@ class LocalClient:
         }
 
 
-class RestClient:
-    """A client of TensorFlow Serving's REST interface, at http://HOST:PORT."""
-
-    def __init__(self, url: str, model_name: str) -> None:
-        self.url = f"{url.rstrip('/')}/v1/models/{model_name}"
-
-    def list_signatures(self) -> list[str]:
-        metadata = self._request("/metadata", None, "metadata")
-        return sorted(metadata["signature_def"]["signature_def"])
-
-    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
-        """As `LocalClient.predict`; the name of a single output is ""."""
-        body = {
-            "signature_name": signature,
-            "inputs": {name: list(values) for name, values in inputs.items()},
-        }
-        outputs = self._request(":predict", body, "outputs")
-        return outputs if isinstance(outputs, dict) else {"": outputs}
-
-    def _request(
-        self, method: str, body: Mapping[str, Any] | None, key: str
-    ) -> Any:
-        """The value of `key` in the response to a POST, or GET without body."""
-        try:
-            request = urllib.request.Request(
-                self.url + method,
-                None if body is None else json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(
-                request, timeout=_TIMEOUT_S
-            ) as response:
-                return json.load(response)[key]
-        except urllib.error.HTTPError as error:
-            answer = error.read().decode(errors="replace").strip()
-            reason = answer or first_line(error)
-        except (
-            *(OSError, http.client.HTTPException),
-            *(ValueError, TypeError, LookupError),  # not TensorFlow Serving
-        ) as error:
-            reason = first_line(error)
-        raise UserError(
-            f"{self.url} must answer the request",
-            received=reason,
-            remedy="Give the REST address, e.g. --server=http://localhost:8501.",
-        )
-
-
-Client = LocalClient | RestClient
-
-
 def _decode(values: Any) -> Any:
     """Decodes the UTF-8 strings of nested lists; keeps numbers."""
     if isinstance(values, list):
         return [_decode(value) for value in values]
     return values.decode() if isinstance(values, bytes) else values
-
-
-def _read_serving(saved_model_dir: str) -> dict[str, Any]:
-    """The content of serving.json of an export."""
-    path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
-    if not exists(path):
-        raise UserError(
-            "saved_model_dir must be a SavedModel of albert_tf",
-            received=f"{saved_model_dir}, without {SERVING_FILE}",
-            remedy="Make one with python -m albert_tf.export_saved_model.",
-        )
-    return load_json(path)
 
 
 def warn_of_slow_products(precision: str) -> None:
@@ -180,9 +116,9 @@ def warn_of_slow_products(precision: str) -> None:
 
 
 def predict_in_parts(
-    client: Client, signature: str, inputs: Inputs
+    model: ExportedModel, signature: str, inputs: Inputs
 ) -> dict[str, Any]:
-    """`client.predict`, in requests of bounded size and of similar lengths."""
+    """`model.predict`, in requests of bounded size and of similar lengths."""
     (num_rows,) = {len(values) for values in inputs.values()}
     outputs: dict[str, Any] = {}
     lengths = [sum(map(len, row)) for row in zip(*inputs.values(), strict=True)]
@@ -190,12 +126,12 @@ def predict_in_parts(
     for begin in range(0, num_rows, _MAX_ROWS):
         chosen = sorted(order[begin : begin + _MAX_ROWS])
         part = {n: [v[row] for row in chosen] for n, v in inputs.items()}
-        for name, values in client.predict(signature, part).items():
+        for name, values in model.predict(signature, part).items():
             array = np.array(values)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise UserError(
                     f"{signature} must return finite numbers",
-                    received=f"NaN or infinity in {name or 'its output'}",
+                    received=f"NaN or infinity in {name}",
                     remedy="Export a checkpoint whose weights are finite.",
                 )
             by_row = outputs.setdefault(name, [None] * num_rows)
@@ -204,11 +140,9 @@ def predict_in_parts(
     return outputs
 
 
-def print_responses(
-    client: Client, texts: TextsConfig, saved_model_dir: str
-) -> None:
+def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
     """Prints the predictions of a model for texts; see `albert_tf.predict`."""
-    signatures = client.list_signatures()
+    signatures = model.list_signatures()
     task = find_task(signatures)
     if task:
         _check(task, texts)
@@ -220,7 +154,7 @@ def print_responses(
             "without --notext_signatures.",
         )
     rows = rows_of(texts)
-    answers = answer_rows(client, signatures, rows, saved_model_dir)
+    answers = answer_rows(model, rows)
     for row, answer in zip(rows, answers, strict=True):
         if task:
             print(json.dumps(answer, ensure_ascii=False))
@@ -255,16 +189,9 @@ def rows_of(texts: TextsConfig) -> list[dict[str, Any]]:
 
 
 def answer_rows(
-    client: Client,
-    signatures: Sequence[str],
-    rows: Sequence[Row],
-    saved_model_dir: str = "",
+    model: ExportedModel, rows: Sequence[Row]
 ) -> list[dict[str, Any]]:
     """Asks a model about rows, which all have the same texts.
-
-    Args:
-        signatures: Those of the model.
-        saved_model_dir: The export of the model, for question answering.
 
     Returns:
         An answer for each row, with these keys. Pretrained model: for pairs,
@@ -281,10 +208,11 @@ def answer_rows(
         `null_odds`.
     """
     has_pairs = "text_pair" in rows[0]
+    signatures = model.list_signatures()
     task = find_task(signatures) or _find_pretrained(signatures, has_pairs)
     if task.signature == "score_spans":
         pairs = [(row["text"], row["question"]) for row in rows]
-        return list(_answer_questions(client, pairs, saved_model_dir))
+        return list(_answer_questions(model, pairs))
     names = {"choice": "choices"}
     if "question" in task.needs:
         names["text"] = "context"
@@ -292,7 +220,7 @@ def answer_rows(
         names.get(name, name): [row[name] for row in rows] for name in rows[0]
     }
     suffix = "_pair" if has_pairs else ""
-    outputs = predict_in_parts(client, task.signature + suffix, inputs)
+    outputs = predict_in_parts(model, task.signature + suffix, inputs)
     return list(_read_answers(outputs))
 
 
@@ -379,9 +307,6 @@ def _check(task: Task, texts: TextsConfig) -> None:
 
 
 def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if len(outputs) == 1:
-        # A REST server omits the name of a single output, that of regression.
-        outputs = {"value": next(iter(outputs.values()))}
     names = sorted(outputs)
     for values in zip(*(outputs[name] for name in names), strict=True):
         answer = dict(zip(names, values, strict=True))
@@ -407,30 +332,16 @@ def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _answer_questions(
-    client: Client, pairs: Sequence[tuple[str, str]], saved_model_dir: str
+    model: ExportedModel, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """Answers questions, after their documents, as `--mode=predict` does."""
-    if not saved_model_dir:
-        raise UserError(
-            "--saved_model_dir is required to ask a model for question "
-            "answering",
-            remedy="Give a copy of the export that the server has: the client "
-            "needs its vocabulary.",
-        )
-    serving = _read_serving(saved_model_dir)
-    if QUESTION_ANSWERING not in serving:
-        raise UserError(
-            f"{SERVING_FILE} of {saved_model_dir} must have "
-            f"{QUESTION_ANSWERING}",
-            received=", ".join(serving),
-            remedy="Export the run again.",
-        )
-    settings = serving[QUESTION_ANSWERING]
+    serving = model.serving
+    settings = dict(serving[QUESTION_ANSWERING])
     is_beam = settings.pop("squad_head") == "beam"
     null_threshold = settings.pop("null_threshold")
     maker = WindowMaker(
         Tokenizer(
-            posixpath.join(saved_model_dir, ASSETS_DIR, TOKENIZER_FILE),
+            posixpath.join(model.assets_dir, TOKENIZER_FILE),
             serving["do_lower_case"],
         ),
         TaskConfig(**settings),
@@ -448,7 +359,7 @@ def _answer_questions(
     scores = {
         name: np.array(values)
         for name, values in predict_in_parts(
-            client, "score_spans", inputs
+            model, "score_spans", inputs
         ).items()
     }
     for name, values in scores.items():

@@ -7,7 +7,7 @@ import pytest
 
 from albert_tf.config import ExportConfig
 from albert_tf.serving.export import export
-from albert_tf.serving.predict import LocalClient
+from albert_tf.serving.predict import ExportedModel
 from tests.helpers.conversion import converted
 
 TEXTS = ("It is [good].", "A bad, bad day!", "Why 1,000 films?")
@@ -45,7 +45,9 @@ def test_a_model_that_transformers_fine_tuned_predicts_the_same(tmp_path):
     assert json.loads((tmp_path / "run/config.json").read_text())["head"]
     saved_model = str(tmp_path / "export")
     export(ExportConfig(run_dir=str(tmp_path / "run"), export_dir=saved_model))
-    answer = LocalClient(saved_model).predict("classify_text", {"text": TEXTS})
+    answer = ExportedModel(saved_model).predict(
+        "classify_text", {"text": TEXTS}
+    )
 
     np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
     assert answer["label"] == [names[i] for i in expected.argmax(-1)]

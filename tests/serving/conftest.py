@@ -9,7 +9,7 @@ import tensorflow as tf
 from albert_tf.config import ExportConfig
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.serving.export import export
-from albert_tf.serving.predict import LocalClient
+from albert_tf.serving.predict import ExportedModel
 from data_prep.config import TokenizerConfig
 from data_prep.train_tokenizer import main as train_tokenizer
 from tests.helpers.exports import write_records_files, write_run, write_task_run
@@ -83,7 +83,7 @@ class ExportedTask(NamedTuple):
 
     weights: ModelWeights
     saved_model_dir: str
-    client: LocalClient
+    model: ExportedModel
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +98,6 @@ def exported_task(tmp_path_factory):
         export(
             ExportConfig(run_dir=str(directory / "run"), export_dir=saved_model)
         )
-        return ExportedTask(weights, saved_model, LocalClient(saved_model))
+        return ExportedTask(weights, saved_model, ExportedModel(saved_model))
 
     return of

@@ -156,7 +156,7 @@ def test_fine_tuned_models_answer_as_their_saved_models(
     model = load(directory / "none.tflite")
     assert length_of(model) == (11 if fixed else -1)
     found = model(**batch)
-    expected = call(exported.client.model, "serving_default", batch)
+    expected = call(exported.model.model, "serving_default", batch)
     if name == "token_classification":  # the SavedModel has those of the tags
         found["probabilities"] = found["probabilities"].max(-1)
     assert set(found) <= set(expected)
@@ -170,7 +170,7 @@ def test_examples_with_labels_give_the_accuracy(exported_task, tmp_path):
     exported = exported_task("classification")
     texts = [*SENTENCES, "Is it a cat?", "Rome, Paris", "five boxes", "a dog"]
     answers = answer_as_served(
-        exported.client.model, "classify_text", {"text": texts}
+        exported.model.model, "classify_text", {"text": texts}
     )
     labels = [label.decode() for label in answers["label"]]
     labels[:3] = ["maybe" if label == "no" else "no" for label in labels[:3]]

@@ -1,10 +1,7 @@
-"""`python -m albert_tf.predict`: exported models asked here or on a server."""
+"""`python -m albert_tf.predict`: answers of exported models."""
 
-import contextlib
-import http.server
 import json
 import re
-import threading
 import tracemalloc
 
 import pytest
@@ -13,16 +10,12 @@ from albert_tf.config import PredictConfig, TextsConfig
 from albert_tf.errors import UserError
 from albert_tf.predict import main
 from albert_tf.serving import predict
-from albert_tf.serving.predict import (
-    LocalClient,
-    RestClient,
-    print_responses,
-)
+from albert_tf.serving.predict import ExportedModel, print_responses
 from tests.helpers.exports import answer_as_served, filled_lines
 
 
 class Signatures:
-    """A client of a model that has these signatures and answers NaN."""
+    """A model that has these signatures and answers NaN."""
 
     def __init__(self, *names):
         self.names = ["serving_default", *names]
@@ -78,29 +71,23 @@ def test_texts_that_a_model_does_not_take_are_refused(
 ):
     texts = TextsConfig(**{"text": ("a [MASK]",)} | texts)
     with pytest.raises(UserError, match=re.escape(message)):
-        print_responses(Signatures(signature), texts, "")
+        print_responses(Signatures(signature), texts)
 
 
-def test_questions_need_the_vocabulary_of_the_export(export_dir):
-    texts = TextsConfig(text=("a",), question=("b",))
-    for directory, message in [
-        ("", "saved_model_dir is required.* Give a copy of the export"),
-        ("tests", "must be a SavedModel of albert_tf"),
-        (str(export_dir), "have question_answering.* Export the run again"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            print_responses(Signatures("score_spans"), texts, directory)
+def test_a_directory_that_is_no_export_is_refused():
+    with pytest.raises(UserError, match="must be a SavedModel of albert_tf"):
+        ExportedModel("tests")
     with pytest.raises(UserError, match=r"once per text. Received: 2 for 3"):
         PredictConfig(text=("a", "b", "c"), text_pair=("d", "e"))
 
 
 @pytest.mark.slow
 def test_another_number_of_choices_is_refused(exported_task):
-    client = exported_task("multiple_choice").client
+    model = exported_task("multiple_choice").model
     texts = TextsConfig(text=("a",), question=("b",), choice=("c", "d"))
     message = "choices must have 3 entries for each question.* Received: 2"
     with pytest.raises(UserError, match=message):
-        print_responses(client, texts, "")
+        print_responses(model, texts)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +106,7 @@ def test_a_pretrained_model_judges_pairs(
         saved_model_dir=saved_model_dir, text=(first, second), text_pair=("It",)
     )
     main(config)
-    outputs = LocalClient(saved_model_dir).predict(
+    outputs = ExportedModel(saved_model_dir).predict(
         signature, {"text": [first, second], "text_pair": ["It", "It"]}
     )
     told, turned = outputs[word.replace(" ", "_")]
@@ -135,13 +122,13 @@ def test_masks_are_filled_by_requests_of_bounded_size(
 ):
     """A line for each mask; the texts have different numbers of masks."""
     texts = ("[MASK]", "a [MASK] b [MASK].", "no", "[MASK]?", "c [MASK]")
-    sizes, ask_once = [], LocalClient.predict
+    sizes, ask_once = [], ExportedModel.predict
 
-    def count(client, signature, inputs):
+    def count(model, signature, inputs):
         sizes.extend(map(len, inputs.values()))
-        return ask_once(client, signature, inputs)
+        return ask_once(model, signature, inputs)
 
-    monkeypatch.setattr(LocalClient, "predict", count)
+    monkeypatch.setattr(ExportedModel, "predict", count)
     monkeypatch.setattr(predict, "_MAX_ROWS", 2)
     main(PredictConfig(texts, saved_model_dir=str(exported("sop"))))
     assert capsys.readouterr().out.splitlines() == filled_lines(served, texts)
@@ -158,13 +145,13 @@ def test_rows_of_a_file_are_answered(
     texts = ["[MASK] sat on the mat and the dog", "[MASK]", "a", "Café, [MASK]"]
     source, output = tmp_path / "in.txt", tmp_path / "out" / "answers.jsonl"
     source.write_text("\ufeff" + "\r\n\n".join(texts) + "\n")
-    sizes, ask_once = [], LocalClient.predict
+    sizes, ask_once = [], ExportedModel.predict
 
-    def record(client, signature, inputs):
+    def record(model, signature, inputs):
         sizes.append([len(text) for text in inputs["text"]])
-        return ask_once(client, signature, inputs)
+        return ask_once(model, signature, inputs)
 
-    monkeypatch.setattr(LocalClient, "predict", record)
+    monkeypatch.setattr(ExportedModel, "predict", record)
     monkeypatch.setattr(predict, "_MAX_ROWS", 2)
     config = PredictConfig(saved_model_dir=str(exported("sop")))
     main(config.replace(input_file=str(source), output_file=str(output)))
@@ -242,7 +229,7 @@ def test_bad_rows_are_refused_before_anything_is_written(
     ending, content, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "albert_tf.predict.LocalClient", lambda _: Signatures("classify_text")
+        "albert_tf.predict.ExportedModel", lambda _: Signatures("classify_text")
     )
     source, output = tmp_path / f"in.{ending}", tmp_path / "out.jsonl"
     source.write_text(content)
@@ -259,21 +246,21 @@ def test_bad_rows_are_refused_before_anything_is_written(
 
 
 class Lengths:
-    """A client whose answer is the length of a text; refuses "stop"."""
+    """A model whose answer is the length of a text; refuses "stop"."""
 
     def list_signatures(self):
         return ["predict_value_text"]
 
     def predict(self, signature, inputs):
         if "stop" in inputs["text"]:
-            raise UserError("the server must answer", received="nothing")
+            raise UserError("the model must answer", received="nothing")
         return {"value": [len(text) / 1 for text in inputs["text"]]}
 
 
 @pytest.mark.parametrize("ending", ["txt", "tsv", "csv", "jsonl"])
 def test_files_are_answered_in_bounded_memory(ending, tmp_path, monkeypatch):
     """16 MB, of which a part is in memory; an error leaves no output file."""
-    monkeypatch.setattr("albert_tf.predict.LocalClient", lambda _: Lengths())
+    monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: Lengths())
     source, output = tmp_path / f"in.{ending}", tmp_path / "out.jsonl"
     form = '{{"text": "{}"}}' if ending == "jsonl" else "{}"
     texts = [f"{i:04} " * 400 for i in range(8_000)]
@@ -296,7 +283,7 @@ def test_files_are_answered_in_bounded_memory(ending, tmp_path, monkeypatch):
     output.unlink()
     with open(source, "a") as file:
         file.write("\n" + form.format("stop"))
-    with pytest.raises(UserError, match="the server must answer"):
+    with pytest.raises(UserError, match="the model must answer"):
         main(config)
     assert not output.exists()
 
@@ -310,97 +297,3 @@ def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 15
     assert last == "    2 [MASK] beyond the model's max_seq_length"
-
-
-# --- on a server --------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def serve(respond):
-    """A web server of a function: path and body -> status and JSON."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            size = int(self.headers.get("Content-Length", 0))
-            status, body = respond(self.path, self.rfile.read(size))
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(body, default=bytes.decode).encode())
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def rest_of(model):
-    """The methods predict and metadata of TensorFlow Serving's REST API."""
-
-    def respond(path, body):
-        if path == "/v1/models/albert/metadata":
-            # As printed in the documentation of the REST API.
-            signatures = {"signature_def": {k: {} for k in model.signatures}}
-            return 200, {"metadata": {"signature_def": signatures}}
-        assert path == "/v1/models/albert:predict"
-        request = json.loads(body)
-        try:
-            answer = answer_as_served(
-                model, request["signature_name"], request["inputs"]
-            )
-        except KeyError as error:
-            return 400, {"error": error.args[0]}
-        outputs = {name: values.tolist() for name, values in answer.items()}
-        if len(outputs) == 1:  # as documented: "we omit the name"
-            (outputs,) = outputs.values()
-        return 200, {"outputs": outputs}
-
-    return serve(respond)
-
-
-def test_a_server_fills_masks_as_the_model_does(served, capsys):
-    """Texts of one request have different numbers of masks."""
-    texts = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
-    with rest_of(served) as server:
-        main(PredictConfig(server=server, text=texts))
-        with pytest.raises(UserError, match="signature key not found: ask"):
-            RestClient(server, "albert").predict("ask", {"text": ["a"]})
-    assert capsys.readouterr().out.splitlines() == filled_lines(served, texts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "questions"),
-    [("regression", ()), ("plain", ("Where is Basel?", "Where is it?"))],
-)
-def test_a_server_answers_as_the_model_does(
-    name, questions, exported_task, capsys
-):
-    """Of regression, the server omits the name of the only output."""
-    task = exported_task(name)
-    settings = {
-        "saved_model_dir": task.saved_model_dir,
-        "text": ("Basel lies on the Rhine.", "The Café is in Zürich."),
-        "question": questions,
-    }
-    main(PredictConfig(**settings))
-    expected = capsys.readouterr().out
-    assert len(set(expected.splitlines())) == 2 * (len(questions) or 1)
-    with rest_of(task.client.model) as server:
-        main(PredictConfig(server=server, **settings))
-    assert capsys.readouterr().out == expected
-
-
-def test_an_address_without_tensorflow_serving_is_refused():
-    """A closed port, a web server, an address without scheme."""
-    with serve(lambda *_: (200, "Welcome")) as web_server:
-        for url in "http://127.0.0.1:1", web_server, "localhost:8500", "a":
-            with pytest.raises(UserError, match=r"must answer.*Give the REST"):
-                RestClient(url, "albert").list_signatures()

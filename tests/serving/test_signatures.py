@@ -102,7 +102,7 @@ def softmax(logits):
 def test_served_labels_and_values_are_those_of_the_model(
     kind, pairs, exported_task
 ):
-    weights, _, client = exported_task(kind)
+    weights, _, model = exported_task(kind)
     texts = ["The town, in 1905.", "It " * 200]
     batch = encode(Tokenizer(str(VOCABULARY)), texts, pairs, LENGTH)
     logits = predict(weights, batch._asdict())["logits"]
@@ -110,7 +110,7 @@ def test_served_labels_and_values_are_those_of_the_model(
     name = "predict_value" if kind == "regression" else "classify"
     more = {"text_pair": pairs} if pairs else {}
     suffix = "_text_pair" if pairs else "_text"
-    found = client.predict(name + suffix, {"text": texts} | more)
+    found = model.predict(name + suffix, {"text": texts} | more)
 
     if kind == "regression":
         np.testing.assert_allclose(found["value"], logits[:, 0], atol=1e-5)
@@ -131,10 +131,10 @@ def test_served_labels_and_values_are_those_of_the_model(
 
 
 def test_served_embeddings_are_those_of_the_model(exported_task):
-    weights, _, client = exported_task("embedding")
+    weights, _, model = exported_task("embedding")
     texts = ("The town, in 1905.", "It")
     rows = [{"text": text} for text in texts]
-    found = answer_rows(client, client.list_signatures(), rows)
+    found = answer_rows(model, rows)
     loaded = make_model(weights), Tokenizer(str(VOCABULARY))
     for name, normalize in ("embedding", False), ("normalized_embedding", True):
         expected = albert_tf.embed(*loaded, texts, normalize)
@@ -155,7 +155,7 @@ WORDS = {
 def test_served_tags_are_those_of_the_model(exported_task):
     """Of the words of raw texts, with their characters, and of given words.
     Words beyond the length have no tag."""
-    weights, _, client = exported_task("token_classification")
+    weights, _, model = exported_task("token_classification")
     kind, labels = weights.head.kind, weights.head.labels
     words = [text.split() for text in WORDS.values()]
     task = Task(kind, kind, labels=labels)
@@ -169,12 +169,12 @@ def test_served_tags_are_those_of_the_model(exported_task):
     assert np.ptp(probabilities.max(-1)) > 1e-4  # the tokens differ
     assert "words beyond max_seq_length" in examples.bad[0][1]
 
-    found = client.predict("tag_text", {"text": [*WORDS]})
+    found = model.predict("tag_text", {"text": [*WORDS]})
     rows = [{"text": next(iter(WORDS))}]
-    (answer,) = answer_rows(client, client.list_signatures(), rows)
+    (answer,) = answer_rows(model, rows)
     size = max(map(len, words))
     padded = [row + [""] * (size - len(row)) for row in words]
-    given = client.predict("tag_words", {"words": padded})
+    given = model.predict("tag_words", {"words": padded})
 
     assert answer["words"] == words[0]
     assert found["words"] == given["words"] == padded
@@ -196,7 +196,7 @@ def test_served_tags_are_those_of_the_model(exported_task):
 
 
 def test_served_choices_are_those_of_the_model(exported_task):
-    weights, _, client = exported_task("multiple_choice")
+    weights, _, model = exported_task("multiple_choice")
     examples = choice_examples()
     tokenizer = Tokenizer(str(VOCABULARY))
     records = list(make_records(examples, tokenizer, TASK, LENGTH))
@@ -206,7 +206,7 @@ def test_served_choices_are_those_of_the_model(exported_task):
     assert len(set(best)) > 1
 
     choices = [example.choices for example in examples.examples]
-    found = client.predict(
+    found = model.predict(
         "choose_text",
         {
             "question": [example.question for example in examples.examples],
@@ -214,7 +214,7 @@ def test_served_choices_are_those_of_the_model(exported_task):
             "choices": choices,
         },
     )
-    from_ids = client.predict(
+    from_ids = model.predict(
         "choose", {n: v.reshape(len(v), 3, LENGTH) for n, v in batch.items()}
     )
 
@@ -234,7 +234,7 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
     head answers a quarter of the questions."""
     squad = squad_examples()
     squad.examples = squad.examples[head == "beam" :: 4]
-    weights, saved_model_dir, client = exported_task(head)
+    weights, _, model = exported_task(head)
     tokenizer = Tokenizer(str(VOCABULARY))
     records = list(make_records(squad, tokenizer, TASK, LENGTH))
     names = (*INPUTS, *["p_mask"] * (head == "beam"))
@@ -246,10 +246,8 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
     differ, texts = 0, set()
     for question, wanted in zip(squad.examples, expected, strict=True):
         (found,) = answer_rows(
-            client,
-            client.list_signatures(),
+            model,
             [{"text": question.document, "question": question.question}],
-            saved_model_dir,
         )
         best, text = wanted.candidates[0], wanted.text(threshold)
         begin, end = (best.begin, best.end) if text else (0, 0)
