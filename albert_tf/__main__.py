@@ -15,7 +15,6 @@ COMMANDS = {
     "ngram-baselines": "data_prep.ngram_baselines",
     "run-pretraining": "albert_tf.run_pretraining",
     "run-finetuning": "albert_tf.run_finetuning",
-    "evaluate": "albert_tf.evaluate",
     "convert-checkpoint": "albert_tf.convert_checkpoint",
     "export-saved-model": "albert_tf.export_saved_model",
     "predict": "albert_tf.predict",

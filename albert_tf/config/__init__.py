@@ -2,7 +2,6 @@
 
 from albert_tf.config.commands import (
     ConvertConfig,
-    EvaluateConfig,
     ExportConfig,
     FirstModelConfig,
     PredictConfig,

@@ -375,36 +375,6 @@ class SweepConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateConfig(Config):
-    """Settings of `python -m albert_tf.evaluate`."""
-
-    model: str = setting(
-        "",
-        "Model to measure: a run directory or one of its checkpoints, a "
-        "Hugging Face folder, a checkpoint of google-research/albert, or the "
-        "name of a released model, e.g. albert_mini_en.",
-    )
-    minimal_pairs: tuple[str, ...] = setting(
-        (),
-        "Files of minimal pairs, JSON lines of sentence_good and sentence_bad "
-        "as in BLiMP, perhaps compressed by gzip, e.g. blimp/data/*.jsonl.",
-    )
-    pairs_per_file: int = setting(
-        0, "Number of pairs to read of each file; 0: all.", at_least=0
-    )
-    probe: str = setting(
-        "",
-        "File of texts and labels, JSON lines or CSV with the columns text and "
-        "label, for a logistic regression on the mean of the hidden states of "
-        "a text.",
-    )
-
-    def check(self) -> None:
-        if self.pairs_per_file and not self.minimal_pairs:
-            raise UserError("pairs_per_file needs --minimal_pairs")
-
-
-@dataclasses.dataclass(frozen=True)
 class FirstModelConfig(Config):
     """Settings of `python -m albert_tf.first_model`."""
 

@@ -3,6 +3,9 @@
 # The end of the sentence "--NAME was removed: ...", one line a flag, sorted.
 REMOVED: dict[str, str] = {
     "data_file": "run_finetuning --mode=eval scores a model on --dev_file",
+    "eval_minimal_pairs": "measure checkpoints with albert-tf score",
+    "eval_pairs_per_file": "measure checkpoints with albert-tf score",
+    "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",

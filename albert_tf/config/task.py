@@ -350,9 +350,6 @@ class FinetuningTrainingConfig(
         "checkpoint_step",
         "sentence_objective",
         "dropout_schedule",
-        "eval_minimal_pairs",
-        "eval_pairs_per_file",
-        "eval_probe",
     ),
     defaults={
         "num_train_steps": 2000,

@@ -347,27 +347,6 @@ class TrainingConfig(Config, affects="nothing"):
         "Number of steps between evaluations; 0 evaluates only at the end.",
         at_least=0,
     )
-    eval_minimal_pairs: tuple[str, ...] = setting(
-        (),
-        "Files of minimal pairs, JSON lines of sentence_good and sentence_bad "
-        "as in BLiMP, e.g. blimp/data/*.jsonl: each evaluation also measures "
-        "how often the model prefers the good sentence.",
-        affects="nothing",
-    )
-    eval_pairs_per_file: int = setting(
-        20,
-        "Number of minimal pairs to read of each file; 0: all. A full BLiMP, "
-        "67,000 pairs, needs 54 million tokens in each evaluation.",
-        at_least=0,
-        affects="nothing",
-    )
-    eval_probe: str = setting(
-        "",
-        "File of texts and labels, JSON lines or CSV with the columns text and "
-        "label: each evaluation also measures a logistic regression on the "
-        "mean of the hidden states of a text.",
-        affects="nothing",
-    )
     sentence_objective: str = setting(
         "sop",
         "Objective of the sentence head: sop (sentence-order prediction), nsp "
@@ -503,16 +482,8 @@ class PretrainingConfig(Config):
 
     def check_evaluation(self) -> None:
         """Refuses evaluations without records."""
-        for name in ("eval_every_n_steps", "eval_minimal_pairs", "eval_probe"):
-            if getattr(self.training, name) and not self.data.eval_input_file:
-                raise UserError(
-                    f"{name} needs --eval_input_file",
-                    received="no evaluation records",
-                )
-        measures = self.training.eval_minimal_pairs or self.training.eval_probe
-        if measures and self.distribution.runtime == "pjrt":
+        if self.training.eval_every_n_steps and not self.data.eval_input_file:
             raise UserError(
-                "eval_minimal_pairs and eval_probe need runtime=tensorflow",
-                received="pjrt",
-                remedy="Measure checkpoints by python -m albert_tf.evaluate.",
+                "eval_every_n_steps needs --eval_input_file",
+                received="no evaluation records",
             )

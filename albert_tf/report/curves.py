@@ -53,12 +53,6 @@ PANELS = (
     Panel("Masked-LM accuracy", ("masked_lm_accuracy",), "percent"),
     Panel("Sentence loss (nats)", ("sentence_order_loss",)),
     Panel("Sentence accuracy", ("sentence_order_accuracy",), "percent"),
-    Panel(
-        "Minimal pairs right: word-l2r, plain",
-        ("minimal_pairs_accuracy", "minimal_pairs_plain_accuracy"),
-        "percent",
-    ),
-    Panel("Accuracy of the linear probe", ("probe_accuracy",), "percent"),
     Panel("Learning rate", ("learning_rate",)),
     Panel("Dropout", ("dropout",)),
     Panel("Gradient norm, before clipping", ("gradient_norm",), "log"),
@@ -125,9 +119,7 @@ def references(
     # Both labels are equally frequent.
     if metric == "sentence_order_loss" and objectives:
         yield math.log(2), "chance, ln 2"
-    if metric == "minimal_pairs_accuracy" or (
-        metric == "sentence_order_accuracy" and objectives
-    ):
+    if metric == "sentence_order_accuracy" and objectives:
         yield 0.5, "chance"
     for objective, values in PAPER_REFERENCE.items():
         if objective in objectives and metric in values:

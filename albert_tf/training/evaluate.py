@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from tqdm import tqdm
 
 from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.pjrt import PjrtStrategy, Program
@@ -26,11 +27,6 @@ from albert_tf.runs.log import RunLog
 from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import first_replica_values, read_flag
-from albert_tf.training.yardsticks import show_progress
-
-
-class _StoppedError(Exception):
-    """A request to stop cuts the evaluation short."""
 
 
 class Evaluator:
@@ -55,8 +51,6 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
-        self._model = model
-        self._yardsticks = objective.yardsticks(held_out)
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, self._format
@@ -121,21 +115,6 @@ class Evaluator:
 
         self._evaluate_batch = evaluate_batch
 
-        @tf.function
-        def stops() -> tf.Tensor:
-            def sum_flags(flag: tf.Tensor) -> tf.Tensor:
-                replica = tf.distribute.get_replica_context()
-                own = tf.identity(flag)
-                return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-            flag = read_flag(host.stop_flag)
-            if not sums_flags:
-                return flag
-            per_replica = strategy.run(sum_flags, args=(flag,))
-            return strategy.experimental_local_results(per_replica)[0]
-
-        self._stops = stops
-
     def collect(
         self,
     ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
@@ -167,8 +146,12 @@ class Evaluator:
     ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
         totals: dict[str, float] = {}
         collected: dict[str, list[np.ndarray]] = {}
-        batches = show_progress(
-            range(self._num_batches), "evaluating held-out records"
+        batches = tqdm(
+            range(self._num_batches),
+            "evaluating held-out records",
+            unit="batch",
+            mininterval=5,
+            leave=False,
         )
         with self._host.watchdog.limit("opening the held-out records"):
             iterator = input_pipeline.iterate(self._batches)
@@ -190,25 +173,6 @@ class Evaluator:
             for name, values in collected.items()
         }
 
-    def _measure(self) -> dict[str, float]:
-        collected = self.collect()
-        if collected is None:
-            raise _StoppedError
-        metrics = self._objective.evaluate(*collected)
-        for yardstick in self._yardsticks:
-            metrics |= yardstick.measure(
-                self._model, self._host.strategy, self._parts
-            )
-        return metrics
-
-    def _parts(self, parts: Sequence[Any], name: str) -> Iterator[Any]:
-        """Yields the parts of a yardstick until a request to stop."""
-        for part in show_progress(parts, name):
-            with self._host.watchdog.limit("a batch of the evaluation"):
-                if float(self._stops()):
-                    raise _StoppedError
-                yield part
-
     def run_and_log(
         self, step: int, run_log: RunLog | None
     ) -> dict[str, float] | None:
@@ -217,11 +181,11 @@ class Evaluator:
         None if a request to stop cut the evaluation short.
         """
         began = time.monotonic()
-        try:
-            metrics = self._measure()
-        except _StoppedError:
+        collected = self.collect()
+        if collected is None:
             logging.warning("evaluation at step %d was cut short", step)
             return None
+        metrics = self._objective.evaluate(*collected)
         first, *others = self._objective.describe_evaluation(
             metrics, self._held_out
         )

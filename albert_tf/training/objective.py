@@ -22,7 +22,6 @@ from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import write_json
 from albert_tf.training.warm_start import REPORT_FILE, WarmStart
-from albert_tf.training.yardsticks import Yardstick
 
 Scalars = dict[str, tf.Tensor]
 
@@ -184,15 +183,6 @@ class Objective(abc.ABC):
         """
         del predictions
         return {n: float(value) for n, value in self.metrics(sums).items()}
-
-    def yardsticks(self, held_out: RecordSet) -> Sequence[Yardstick]:
-        """What an evaluation measures beside held-out records.
-
-        Raises:
-            UserError: If its data cannot be used.
-        """
-        del held_out
-        return ()
 
     def cost(self, metrics: Mapping[str, float]) -> float:
         """What the best checkpoint minimises, of the result of `evaluate`."""

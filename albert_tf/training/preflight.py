@@ -228,8 +228,6 @@ class _Preflight:
 
     def _held_out(self) -> Iterator[Row]:
         held_out = self.objective.find_held_out(self.data)
-        if held_out:
-            self.objective.yardsticks(held_out)
         text = f"{held_out.num_records:,}" if held_out else "none"
         remedy = self.objective.remedies.get("held-out records", "")
         yield judge(held_out is not None, text, remedy, unfit=WARN)

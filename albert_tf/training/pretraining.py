@@ -9,7 +9,6 @@ Reference:
 """
 
 import math
-import posixpath
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
 from albert_tf.input import record_sets
 from albert_tf.input.pipeline import SYNTHETIC_RECORDS
 from albert_tf.input.record_format import (
@@ -27,21 +25,17 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.interop import formats
-from albert_tf.io.files import exists
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import (
     SENTENCE_LABEL,
     SENTENCE_WEIGHTS,
-    TOKENIZER_FILE,
 )
-from albert_tf.records.tokenization import Tokenizer
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
     Objective,
     Scalars,
     weighted_sums,
 )
-from albert_tf.training.yardsticks import LinearProbe, MinimalPairs, Yardstick
 
 # Development-set accuracies of ALBERT-base after 125,000 steps at batch 4096
 # (Lan et al., 2020, Table 5), by sentence objective.
@@ -212,28 +206,6 @@ class Pretraining(Objective):
             }
         return result
 
-    def yardsticks(self, held_out: RecordSet) -> list[Yardstick]:
-        training, found = self._config.training, list[Yardstick]()
-        if not (training.eval_minimal_pairs or training.eval_probe):
-            return found
-        path = posixpath.join(held_out.directory, TOKENIZER_FILE)
-        if not exists(path):
-            raise UserError(
-                "eval_minimal_pairs and eval_probe need records with their "
-                "vocabulary",
-                received=f"no {path}",
-            )
-        known = held_out.metadata
-        tokenizer = Tokenizer(path, known.do_lower_case if known else None)
-        length = self._config.model.max_position_embeddings
-        if training.eval_minimal_pairs:
-            pairs = training.eval_minimal_pairs, tokenizer, length
-            limit = training.eval_pairs_per_file
-            found.append(MinimalPairs(*pairs, limit))
-        if training.eval_probe:
-            found.append(LinearProbe(training.eval_probe, tokenizer, length))
-        return found
-
     def describe(self, values: Mapping[str, float]) -> str:
         return describe(values, self._sentence_objective)
 
@@ -247,11 +219,6 @@ class Pretraining(Objective):
                 "model trained with sentence_objective="
                 f"{self._sentence_objective}, evaluated on {task} records"
             )
-        lines += [
-            f"{name}: {values[name]:.1%}"
-            for name in values
-            if name.startswith(("minimal_pairs", "probe"))
-        ]
         if records.metadata is not None:
             lines.append(
                 f"held-out mlm loss {values['masked_lm_loss']:.3f} nats; "

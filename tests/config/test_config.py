@@ -74,11 +74,6 @@ REFUSED = [
     ),
     (
         PretrainingConfig().replace,
-        {"eval_probe": "a", "eval_input_file": ("b",), "runtime": "pjrt"},
-        "need runtime=tensorflow. Received: pjrt",
-    ),
-    (
-        PretrainingConfig().replace,
         {"max_seq_length": 600},
         "max_seq_length must be at most max_position_embeddings. "
         "Received: 600 and 512.",

@@ -28,13 +28,11 @@ def lines_of(axes):
 
 def test_selected_metrics_are_drawn_alone(tmp_path):
     run = read_run(
-        tmp_path / "run", [8.0, 7.0], mfu=[0.5, 0.6], probe_accuracy=[0.1, 0.2]
+        tmp_path / "run", [8.0, 7.0], mfu=[0.5, 0.6], dropout=[0.1, 0.2]
     )
-    drawn = curves.find_panels(
-        [run], ["mfu", "masked_lm_accuracy", "probe_accuracy"]
-    )
+    drawn = curves.find_panels([run], ["mfu", "masked_lm_accuracy", "dropout"])
     metrics = [panel.metrics[0] for panel in drawn]
-    assert metrics == ["masked_lm_accuracy", "probe_accuracy", "mfu"]
+    assert metrics == ["masked_lm_accuracy", "dropout", "mfu"]
     with pytest.raises(UserError, match=r"the runs\..*: trust_ratio\..*mfu"):
         curves.picture([run], metrics=["trust_ratio"])
 
@@ -91,7 +89,6 @@ def test_curves_are_compared_with_the_paper_and_the_corpus(tmp_path):
     assert values("masked_lm_accuracy") == [0.540]
     assert values("sentence_order_accuracy") == [0.5, 0.865]
     assert values("sentence_order_loss") == pytest.approx([0.6931], abs=1e-4)
-    assert values("minimal_pairs_accuracy") == [0.5]
     assert values("learning_rate") == []
     drawn = lines_of(axes_of("masked_lm_loss", run))
     assert ([[0.0, 6.5], [1.0, 6.5]], ":") in drawn

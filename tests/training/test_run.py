@@ -5,7 +5,6 @@ The runs are real, in this process. Faults are injected below the loop.
 
 import errno
 import math
-import pathlib
 import shutil
 
 import pytest
@@ -194,26 +193,6 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
     assert train(without) == 0
     assert train(config("cut")) == 0
     assert lines_without_timing(tmp_path / "cut") == expected_lines
-
-
-def test_a_request_to_stop_ends_a_yardstick(
-    tiny_records, tmp_path, monkeypatch
-):
-    """The run measures at the same step when it goes on."""
-    pairs = pathlib.Path(__file__).parents[1] / "testdata/blimp/*.jsonl"
-    config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=2)
-    config = config.replace(eval_minimal_pairs=(str(pairs),))
-    for name, status in ("minimal pairs", 143), ("another", 0):
-        stop = StopRequest(tf.Variable(0.0))
-
-        def stop_at(parts, of, name=name, stop=stop):
-            if of == name:
-                stop.set("a test", 143)
-            return parts
-
-        monkeypatch.setattr(evaluate, "show_progress", stop_at)
-        assert run_with(config, stop) == status
-        assert len(lines_of(tmp_path, "eval")) == (status == 0)
 
 
 # --- checkpoints ------------------------------------------------------------
