@@ -35,9 +35,8 @@ README = re.sub(
 TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
 # Builds records with the workers of a cluster.
 DASK = ["distributed>=2024.8"]
-# Finds near-duplicates, and reads Parquet. Before version 2, datasketch made
-# other hashes.
-DATA = ["datasketch>=2,<3", "pyarrow>=15"]
+# Reads Parquet.
+DATA = ["pyarrow>=15"]
 # Scores of spans of words.
 SEQEVAL = ["seqeval>=1.2.2"]
 # As in albert_tf/cluster/jax_private.py.

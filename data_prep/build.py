@@ -1,8 +1,7 @@
 """Builds the records of `python -m data_prep.build_tfrecords`.
 
 1. Each unit of work, a few MB of text, becomes a spill file of unmasked
-   examples. With --near_duplicates, it first becomes a file of sketches, which
-   decide about what is left out.
+   examples.
 2. The duplicate documents of each shard are counted, and their examples are
    written to additional spill files with other keys.
 3. Each shard is read from all spill files and written.
@@ -28,7 +27,7 @@ import os
 import posixpath
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,10 +44,9 @@ from albert_tf.records.features import (
     sha256_of,
 )
 from albert_tf.records.tokenization import Tokenizer
-from data_prep import near_duplicates, text
+from data_prep import text
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
-from data_prep.quality import find_fault
 from data_prep.segments import (
     EVAL,
     TEXT_FORM,
@@ -93,10 +91,9 @@ _TARGET_NUM_UNITS = 256
 _LARGEST_COPIES = 64 << 20
 
 # Kinds of spill files, each in a directory of its name.
-_SKETCHES, _UNITS, _DUPLICATES = "sketches", "units", "duplicates"
-
-NEAR_DOCUMENTS = "near-duplicate documents"
-NEAR_PARAGRAPHS = "near-duplicate paragraphs"
+_UNITS, _DUPLICATES = "units", "duplicates"
+# Written when all units have a spill file.
+_UNITS_FINISHED = "units.json"
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
 
@@ -137,8 +134,6 @@ def build_records(config: RecordsConfig) -> None:
     # build must not mix them.
     versions = text.find_versions(config)
     versions["fonttools"] = importlib.metadata.version("fonttools")
-    if config.near_duplicates != "keep":
-        versions["datasketch"] = importlib.metadata.version("datasketch")
     key = sha256_of(json.dumps([inputs_sha256, digests, versions]).encode())
     scratch = os.path.join(find_scratch_parent(config), key)
     packing = config.packing_settings()
@@ -215,12 +210,8 @@ class _State(NamedTuple):
     shards: list[Shard]
     spilled: SpillFiles
 
-    def unit_path(self, kind: str, unit: int) -> str:
-        return os.path.join(self.scratch, kind, f"{unit:07d}.spill")
-
-    def near_path(self, level: str) -> str:
-        """Path of the texts to leave out, by a value of `near_duplicates`."""
-        return os.path.join(self.scratch, f"near-{level}.npy")
+    def unit_path(self, unit: int) -> str:
+        return os.path.join(self.scratch, _UNITS, f"{unit:07d}.spill")
 
     def spill_files(self, *kinds: str) -> list[str]:
         """Returns the spill files of some kinds, sorted."""
@@ -256,10 +247,7 @@ def _build_shards(
         state=state,
         dask_scheduler=config.dask_scheduler,
     ) as processes:
-        if config.near_duplicates != "keep":
-            _make_units(state, sources, processes, _SKETCHES, _sketch_unit)
-            _find_near_duplicates(state, processes)
-        _make_units(state, sources, processes, _UNITS, make_unit)
+        _make_units(state, sources, processes)
         built = _sum_units(state)
         _check_not_empty(config, built, sources)
         _judge_text(built, state.tokenizer)
@@ -291,19 +279,16 @@ def _make_units(
     state: _State,
     sources: Mapping[text.Source, str],
     processes: Processes,
-    kind: str,
-    make: Callable[[_State, _UnitTask], int],
 ) -> None:
-    """Writes the file of every unit of a kind."""
-    finished_path = os.path.join(state.scratch, f"{kind}.json")
+    """Writes the spill file of every unit."""
+    finished_path = os.path.join(state.scratch, _UNITS_FINISHED)
     if files.exists(finished_path):
         return
     num_bytes = sum(source.num_bytes for source in sources)
     unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
     skipped: Counter[str] = Counter()
     num_units = num_made = 0
-    noun = "examples" if kind == _UNITS else kind
-    with show_progress(f"making {noun}", num_bytes) as bar:
+    with show_progress("making examples", num_bytes) as bar:
         documents = text.read_documents(
             sources, state.config, bar.update, skipped
         )
@@ -311,7 +296,7 @@ def _make_units(
         def tasks() -> Iterator[_UnitTask]:
             nonlocal num_units
             for unit in group_by_size(documents, unit_size):
-                path = state.unit_path(kind, num_units)
+                path = state.unit_path(num_units)
                 # An interrupted build may have read other text.
                 digest = sha256_of("\n\n".join(map("\n".join, unit)).encode())
                 if not (
@@ -321,10 +306,10 @@ def _make_units(
                     yield path, digest, unit
                 num_units += 1
 
-        for made in processes.map(make, tasks()):
+        for made in processes.map(make_unit, tasks()):
             num_made += made
-            bar.set_postfix({noun: num_made}, refresh=False)
-    for path in state.spill_files(kind)[num_units:]:
+            bar.set_postfix(examples=num_made, refresh=False)
+    for path in state.spill_files(_UNITS)[num_units:]:
         files.remove(path)  # of other text that an interrupted build read
     files.write_text(
         finished_path, json.dumps({"units": num_units, "skipped": skipped})
@@ -344,14 +329,9 @@ def make_unit(state: _State, task: _UnitTask) -> int:
         task: The path, a digest of the documents, and the documents.
     """
     path, digest, documents = task
-    refused: Counter[str] = Counter()
-    selected = list(_select(documents, state.config, refused))
-    if state.config.near_duplicates != "keep":
-        selected = list(_drop_repeats(selected, state, refused))
     by_split, piece_counts, counts = make_examples(
-        selected, state.tokenizer, state.config
+        documents, state.tokenizer, state.config
     )
-    counts += refused
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, piece_counts.astype(np.uint32))
     note = {"skipped": counts, "sha256": digest}
@@ -371,84 +351,10 @@ def make_unit(state: _State, task: _UnitTask) -> int:
     return len(examples.headers)
 
 
-def _select(
-    documents: Iterable[list[str]], config: RecordsConfig, skipped: Counter[str]
-) -> Iterator[list[str]]:
-    """Yields the documents to use, and counts the others by reason."""
-    for lines in documents:
-        if config.quality_filter == "gopher" and (fault := find_fault(lines)):
-            skipped[f"documents refused by {fault}"] += 1
-        else:
-            yield lines
-
-
-def _drop_repeats(
-    documents: Iterable[list[str]], state: _State, skipped: Counter[str]
-) -> Iterator[list[str]]:
-    """Yields what `_find_near_duplicates` leaves of documents."""
-    path = state.near_path(state.config.near_duplicates)
-    dropped = np.load(path, mmap_mode="r")
-    for lines in documents:
-        if kept := near_duplicates.drop(lines, dropped):
-            skipped[NEAR_PARAGRAPHS] += len(lines) - len(kept)
-            yield kept
-        else:
-            skipped[NEAR_DOCUMENTS] += 1
-
-
-def _sketch_unit(state: _State, task: _UnitTask) -> int:
-    """Writes the sketches of a unit, and returns their number."""
-    path, digest, documents = task
-    table = near_duplicates.sketch(
-        list(_select(documents, state.config, Counter())),
-        state.config.near_duplicates == "paragraphs",
-    )
-    files.write_text(path + ".json", json.dumps({"sha256": digest}))
-    with files.atomic_write(path) as file:
-        np.save(file, table)
-    return table.shape[1]
-
-
-def _find_near_duplicates(state: _State, processes: Processes) -> None:
-    """Writes the file of the texts to leave out."""
-    if files.exists(state.near_path(state.config.near_duplicates)):
-        return
-    tables = state.spill_files(_SKETCHES)
-    total = sum(np.load(path, mmap_mode="r").shape[1] for path in tables)
-    parts = -(-total // near_duplicates.LARGEST_PART)
-    levels = ["documents", "paragraphs"]
-    levels = levels[: levels.index(state.config.near_duplicates) + 1]
-    dropped = np.empty((2, 0), np.uint64)
-    for level in levels:
-        tasks = [
-            (level, band, (part, parts))
-            for band in range(near_duplicates.BANDS)
-            for part in range(parts)
-        ]
-        with show_progress(f"comparing {level}", len(tasks), "part") as bar:
-            for repeats in processes.map(_find_repeats, tasks):
-                both = np.concatenate([dropped, repeats], axis=1)
-                dropped = np.unique(both, axis=1)
-                bar.update(1)
-        with files.atomic_write(state.near_path(level)) as file:
-            np.save(file, dropped)
-
-
-def _find_repeats(
-    state: _State, task: tuple[str, int, tuple[int, int]]
-) -> np.ndarray:
-    level, band, part = task
-    dropped = None
-    if level == "paragraphs":
-        dropped = np.load(state.near_path("documents"), mmap_mode="r")
-    tables = state.spill_files(_SKETCHES)
-    return near_duplicates.find_repeats(tables, band, part, dropped)
-
-
 def _sum_units(state: _State) -> BuiltRecords:
     """Returns the sums over all units."""
     piece_counts = np.zeros(state.tokenizer.vocab_size, np.int64)
-    finished = files.load_json(os.path.join(state.scratch, "units.json"))
+    finished = files.load_json(os.path.join(state.scratch, _UNITS_FINISHED))
     counts = Counter(finished["skipped"])
     num_examples: Counter[str] = Counter()
     for path in state.spill_files(_UNITS):
@@ -525,7 +431,7 @@ def _move_duplicates(state: _State, shard: int) -> int:
         duplicates = headers[count_earlier_equals(headers) > 0]
         num_examples += len(duplicates)
         num_documents += int(duplicates["opens_document"].sum())
-    if num_examples and not state.config.drops_duplicates:
+    if num_examples and not state.config.deduplicate:
         parts = state.spilled.read_shard(units, shard)
         for number, examples in enumerate(parts):
             occurrences = count_earlier_equals(examples.headers)

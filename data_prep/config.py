@@ -165,8 +165,6 @@ class TokenizerConfig(CorpusConfig):
 
 
 _PACKING_SETTINGS = ("packing", "max_examples_per_row")
-# Records that were built without these settings keep their digest.
-_LATER_SETTINGS = {"quality_filter": "none", "near_duplicates": "keep"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,20 +203,6 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         False,
         "Keep only one of several documents that are equal after "
         "normalisation.",
-    )
-    quality_filter: str = setting(
-        "none",
-        "gopher leaves out documents that are beyond Gopher's limits of "
-        "length, symbols or repetition, and counts them by rule; for languages "
-        "with spaces between words. See data_prep/quality.py.",
-        choices=("none", "gopher"),
-    )
-    near_duplicates: str = setting(
-        "keep",
-        "documents leaves out equal documents, and those that share most of "
-        "their 5-grams of words with another; paragraphs also leaves out such "
-        "lines of 20 words or more. Needs the extra `data`.",
-        choices=("keep", "documents", "paragraphs"),
     )
     short_seq_prob: float = setting(
         0.1,
@@ -303,13 +287,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
             name: value
             for name, value in values.items()
             if name not in _PACKING_SETTINGS
-            and value != _LATER_SETTINGS.get(name)
         }
-
-    @property
-    def drops_duplicates(self) -> bool:
-        """Whether only one of equal documents is kept."""
-        return self.deduplicate or self.near_duplicates != "keep"
 
     def packing_settings(self) -> dict[str, Any]:
         """The settings that pack examples into rows."""

@@ -7,7 +7,9 @@ REMOVED: dict[str, str] = {
     "eval_pairs_per_file": "measure checkpoints with albert-tf score",
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
+    "near_duplicates": "filter the text before the build, see docs/data.md",
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",
+    "quality_filter": "filter the text before the build, see docs/data.md",
     "server": "ask TensorFlow Serving with curl, as docs/serving.md shows",
 }

@@ -72,7 +72,6 @@ _EXTRAS = {
     "tensorflow": "cpu",  # or gpu, tpu
     "tensorflow_datasets": "tfds",
     "distributed": "dask",
-    "datasketch": "data",
     "pyarrow": "data",
     "ai_edge_litert": "litert",
     "seqeval": "",
