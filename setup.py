@@ -119,7 +119,6 @@ setup(
         "interop": [
             "torch>=2.4",
             "transformers>=4.46",
-            "sentence-transformers>=3.0",
         ],
         "litert": ["ai-edge-litert>=2.0", "flatbuffers>=24"],
         "onnx": ["onnxruntime>=1.20", "onnxscript>=0.5"],

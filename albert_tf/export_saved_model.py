@@ -16,7 +16,6 @@ their inputs and outputs.
     classification          classify
     regression              predict_value
     multiple choice         choose
-    embedding               embed
     token classification    tag
     question answering      score_spans, of ids only
 

@@ -23,8 +23,6 @@ run:
     {"answer": "on the Rhine", "end": 23, "null_odds": -6.1,
      "null_score": 0.2, "score": 6.3, "start": 11}
 
-Embedding: `embedding`, and `normalized_embedding` of length 1.
-
 Token classification: the words, their characters, and their tags:
 
     --text='It is in Bern.'

@@ -12,4 +12,8 @@ REMOVED: dict[str, str] = {
     "--dev_file",
     "quality_filter": "filter the text before the build, see docs/data.md",
     "server": "ask TensorFlow Serving with curl, as docs/serving.md shows",
+    "temperature": "sentence-transformers trains embeddings, see "
+    "docs/finetuning.md",
+    "unsupervised": "sentence-transformers trains embeddings, see "
+    "docs/finetuning.md",
 }

@@ -19,7 +19,6 @@ MULTIPLE_CHOICE = "multiple_choice"
 QUESTION_ANSWERING = "question_answering"
 TOKEN_CLASSIFICATION = "token_classification"
 MULTI_LABEL = "multi_label_classification"
-EMBEDDING = "embedding"
 
 
 class Kind(NamedTuple):
@@ -36,7 +35,6 @@ KINDS = {
     QUESTION_ANSWERING: Kind(("span",)),
     TOKEN_CLASSIFICATION: Kind(("classifier",), has_classes=True),
     MULTI_LABEL: Kind(("pooler", "classifier"), has_classes=True),
-    EMBEDDING: Kind(()),
 }
 
 # The tasks of your own files; `labels_are_lists` selects the other kind.
@@ -67,7 +65,7 @@ class TaskHeadConfig(Config):
         "multi_label_classification, any number of them; regression, one "
         "number for them; multiple_choice, the best of several answers; "
         "question_answering, a span of a text; token_classification, a tag "
-        "for each word; embedding, a vector for each text.",
+        "for each word.",
         choices=tuple(KINDS),
         affects="model",
         has_flag=False,
@@ -80,8 +78,7 @@ class TaskHeadConfig(Config):
     )
     num_choices: int = setting(
         1,
-        "Number of answers to choose from; 2 for embedding, the texts of a "
-        "pair; 1 for other kinds.",
+        "Number of answers to choose from; 1 for other kinds.",
         at_least=1,
         affects="model",
         has_flag=False,
@@ -94,13 +91,6 @@ class TaskHeadConfig(Config):
         "predicts whether there is an answer, as in google-research/albert for "
         "SQuAD 2.0.",
         choices=SQUAD_HEADS,
-        affects="model",
-    )
-    temperature: float = setting(
-        0.05,
-        "For embedding: what the cosines of two texts are divided by in the "
-        "loss.",
-        at_least=1e-3,
         affects="model",
     )
 
@@ -150,8 +140,8 @@ class TaskConfig(Config):
         "",
         "Task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, "
         "squad_v1, squad_v2 or race; or, for files of your own, "
-        "classification, regression, multiple_choice, question_answering, "
-        "token_classification or embedding.",
+        "classification, regression, multiple_choice, question_answering or "
+        "token_classification.",
         affects="model",
     )
     text_column: str = setting(
@@ -161,8 +151,8 @@ class TaskConfig(Config):
     )
     text_pair_column: str = setting(
         "",
-        "Column of the second text of a pair, for classification, regression "
-        "and embedding. Empty: single texts.",
+        "Column of the second text of a pair, for classification and "
+        "regression. Empty: single texts.",
     )
     label_column: str = setting(
         "label",
@@ -174,13 +164,6 @@ class TaskConfig(Config):
         False,
         "For classification: a text can have several classes, or none. Labels "
         "are lists of names; in a table, separated by commas.",
-        affects="model",
-    )
-    unsupervised: bool = setting(
-        False,
-        "For embedding: the second text of a pair is the first one, with other "
-        "dropout masks, in the training file, which may lack "
-        "text_pair_column.",
         affects="model",
     )
     tokens_column: str = setting(

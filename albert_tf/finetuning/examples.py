@@ -39,7 +39,6 @@ from absl import logging
 
 from albert_tf.config.task import (
     CLASSIFICATION,
-    EMBEDDING,
     KINDS,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
@@ -52,8 +51,6 @@ from albert_tf.config.task import (
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.tasks import (
     LETTERS,
-    RETRIEVAL,
-    SIMILARITY,
     SQUAD,
     TEST,
     TRAIN,
@@ -320,7 +317,7 @@ def _check_rows(
 ) -> list[_Row]:
     """Refuses a file of another task; lists and drops malformed rows."""
     needed = [columns.text, columns.text_pair, *columns.choices]
-    if examples.has_labels and examples.task.kind != EMBEDDING:
+    if examples.has_labels:
         needed.append(columns.label)
     if examples.task.name in OWN_TASKS:  # an official file may lack the id
         needed.append(columns.id)
@@ -729,7 +726,7 @@ def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
                 raise ValueError("no label of the training file")
             indices = tuple(map(names.index, found))
             return indices[0] if kind == CLASSIFICATION else indices
-        if kind in (REGRESSION, EMBEDDING):
+        if kind == REGRESSION:
             form = "a finite number"
             if not math.isfinite(number := float(value)):
                 raise ValueError("not a finite number")
@@ -771,18 +768,14 @@ def _has_no_label(examples: ExampleSet, row: _Row, columns: Columns) -> bool:
         if name in task.labels:
             return False
     if name == "-1":
-        return task.kind not in (REGRESSION, EMBEDDING)
+        return task.kind != REGRESSION
     return _is_no_label(name, task.labels)
 
 
 def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
     """Adds the example of a row, unless it is unusable."""
     task, values, label = examples.task, row.values, None
-    has_label = examples.has_labels
-    if task.kind == EMBEDDING:  # pairs may have values, for evaluation
-        is_dev = has_label and not examples.is_training
-        has_label = is_dev and columns.label in values
-    if has_label:
+    if examples.has_labels:
         if _has_no_label(examples, row, columns):
             examples.bad.append((row.where, "no label"))
             return
@@ -916,9 +909,6 @@ def _check(examples: ExampleSet) -> None:
         )
     if task.kind == TOKEN_CLASSIFICATION and examples.has_labels:
         _warn_of_spans(examples)
-    if task.kind == EMBEDDING:
-        metrics = RETRIEVAL if None in examples.labels() else SIMILARITY
-        examples.task = dataclasses.replace(task, metrics=metrics)
     needs_classes = KINDS[task.kind].has_classes and examples.is_training
     if needs_classes and len(task.labels) < 2:
         raise UserError(

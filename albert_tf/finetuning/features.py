@@ -26,7 +26,6 @@ from absl import logging
 
 from albert_tf.config import FinetuningConfig, SequenceConfig
 from albert_tf.config.task import (
-    EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -100,7 +99,7 @@ def task_features(
     kind: str, num_choices: int = 0, num_classes: int = 0
 ) -> tuple[TaskFeature, ...]:
     """Returns the features of a record of a kind of `config.task.KINDS`."""
-    sequences = num_choices if kind in (MULTIPLE_CHOICE, EMBEDDING) else 1
+    sequences = num_choices if kind == MULTIPLE_CHOICE else 1
     shared = (
         # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
         TaskFeature("input_ids", "int64", sequences),
@@ -111,8 +110,6 @@ def task_features(
         # 1.0; 0.0 for a record that only fills a batch.
         TaskFeature("example_weight", "float32"),
     )
-    if kind == EMBEDDING:
-        return shared
     if kind == REGRESSION:
         return (*shared, TaskFeature("label", "float32"))
     if kind == MULTI_LABEL:
@@ -169,8 +166,6 @@ def make_records(
         records = _choice_records(
             examples.examples, tokenizer, config.max_qa_length, max_seq_length
         )
-    elif task.kind == EMBEDDING:
-        records = _pair_records(examples.examples, tokenizer, max_seq_length)
     elif task.kind == TOKEN_CLASSIFICATION:
         records = _word_records(examples, tokenizer, max_seq_length)
     else:
@@ -205,24 +200,6 @@ def _text_records(
         inputs = join(*truncate(firsts, seconds, length), length)
         for example, *rows in zip(batch, *inputs, strict=True):
             yield ModelInputs(*rows)._asdict() | {"label": example.label or 0}
-
-
-def _pair_records(
-    examples: Sequence[TextExample], tokenizer: Tokenizer, length: int
-) -> Iterator[dict[str, Any]]:
-    """The sequences `[CLS] text [SEP]` of both texts, or twice of a text."""
-    num_cut = 0
-    for text in examples:
-        second = text.text if text.text_pair is None else text.text_pair
-        ids = _tokenize(tokenizer, [text.text, second])
-        num_cut += max(map(len, ids)) > length - 2
-        yield join(*truncate(ids, None, length), length)._asdict()
-    if num_cut:
-        logging.warning(
-            "%d of %d pairs have a text beyond max_seq_length, %d tokens: its "
-            "end is cut off",
-            *(num_cut, len(examples), length),
-        )
 
 
 def _word_records(

@@ -13,7 +13,6 @@ import tensorflow as tf
 from albert_tf.config import FinetuningConfig, ModelConfig
 from albert_tf.config.task import (
     CLASSIFICATION,
-    EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -363,15 +362,12 @@ def task_sums(
         `label_correct_sum`. The loss of a span is the mean of the losses of its
         start and end. The beam head adds half the loss of answerability, as in
         google-research/albert. The loss of a list of classes is the mean over
-        all classes, each with a sigmoid; it is correct if all are. An
-        embedding is classified by its cosines with the second texts of all
-        pairs of the batch, of which its own is right.
+        all classes, each with a sigmoid; it is correct if all are.
     """
     return _SUMS[head.kind](head, outputs, batch)
 
 
 _Tensors = Mapping[str, tf.Tensor]
-_NO_PAIR = -1e9
 
 
 def _sums_of_classes(
@@ -410,19 +406,6 @@ def _sums_of_lists(
     return _sums(batch, tf.reduce_mean(losses, -1), is_correct)
 
 
-def _sums_of_pairs(
-    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
-) -> Scalars:
-    """[Gao et al., 2021](https://arxiv.org/abs/2104.08821), equation 1."""
-    weights = batch["example_weight"][:, 0]
-    units = tf.math.l2_normalize(outputs["embeddings"], axis=-1)
-    cosines = tf.matmul(units[:, 0], units[:, 1], transpose_b=True)
-    # A record that only fills a batch is nobody's second text.
-    logits = cosines / head.temperature + (1 - weights) * _NO_PAIR
-    labels = tf.range(tf.shape(weights)[0])
-    return weighted_sums("label", logits, labels, weights)
-
-
 def _sums_of_values(
     head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
 ) -> Scalars:
@@ -453,7 +436,6 @@ _SUMS: Mapping[str, Callable[..., Scalars]] = {
     CLASSIFICATION: _sums_of_classes,
     MULTIPLE_CHOICE: _sums_of_classes,
     MULTI_LABEL: _sums_of_lists,
-    EMBEDDING: _sums_of_pairs,
     REGRESSION: _sums_of_values,
     QUESTION_ANSWERING: _sums_of_spans,
     TOKEN_CLASSIFICATION: _sums_of_tags,

@@ -21,7 +21,6 @@ from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import (
-    EMBEDDING,
     MULTI_LABEL,
     OWN_TASKS,
     QUESTION_ANSWERING,
@@ -77,8 +76,6 @@ class Scorer:
             collected: `Finetuning.predictions` of all records, in order.
         """
         task, found = self.examples.task, self.find(collected)
-        if task.kind == EMBEDDING:
-            return scores.score_embeddings(self.examples, found)
         if task.kind != QUESTION_ANSWERING:
             return scores.score(task, self.examples.labels(), found)
         may_be_null = task.may_be_unanswerable
@@ -91,7 +88,7 @@ class Scorer:
         )
 
     def find(self, collected: Arrays) -> Any:
-        """The `QuestionAnswer` of each question; the embeddings of each pair.
+        """The `QuestionAnswer` of each question.
 
         Of other kinds, the predictions as in `scores.score`.
         """
@@ -102,8 +99,6 @@ class Scorer:
         task = self.examples.task
         if task.kind == TOKEN_CLASSIFICATION:
             return list(self._find_tags(**collected))
-        if task.kind == EMBEDDING:
-            return collected["embeddings"]
         logits = collected["logits"]
         if task.kind == REGRESSION:
             return logits[:, 0]
@@ -151,13 +146,6 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         raise UserError("dry_run must be off with mode=eval and mode=predict")
     # All files are read first, so that their errors come before the training.
     task = find_task(config.task)
-    if is_training and config.task.unsupervised and not config.training.dropout:
-        raise UserError(
-            "--unsupervised needs --dropout, without which the two embeddings "
-            "of a text are equal",
-            received=0.0,
-            remedy="Set --dropout=0.1.",
-        )
     if is_training:
         training_sets = {TRAIN: read_examples(config.task, TRAIN, task)}
         task = training_sets[TRAIN].task

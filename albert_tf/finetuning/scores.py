@@ -33,13 +33,12 @@ from unicodedata import category
 import numpy as np
 
 from albert_tf.config.task import (
-    EMBEDDING,
     MULTI_LABEL,
     REGRESSION,
     TOKEN_CLASSIFICATION,
 )
 from albert_tf.finetuning.examples import ExampleSet
-from albert_tf.finetuning.tasks import RETRIEVAL, Task
+from albert_tf.finetuning.tasks import Task
 from albert_tf.io.files import write_text
 from albert_tf.records.questions import Question, QuestionAnswer
 
@@ -101,51 +100,12 @@ def score(
         found = [[[*map(place_of, names)] for names in s] for s in pair]
         numbers = range(len(places))
         pair = [np.array([np.isin(numbers, row) for row in s]) for s in found]
-    elif task.kind not in (REGRESSION, EMBEDDING):
+    elif task.kind != REGRESSION:
         pair = [[*map(place_of, side)] for side in pair]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant predictions
         scores = {name: float(functions[name](*pair)) for name in task.metrics}
     return {**scores, "total": len(labels)}
-
-
-def score_embeddings(
-    examples: ExampleSet, embeddings: np.ndarray
-) -> dict[str, float]:
-    """Computes the scores of embeddings, `(pairs, 2, H)`.
-
-    Returns:
-        The correlations of cosines with the labels. Without labels, the
-        fractions of first texts whose own second text is among the k most
-        similar ones of all different second texts, `recall@k`; and `total`.
-    """
-    labels, pairs = examples.labels(), examples.examples
-    if None not in labels:
-        return score(examples.task, labels, cosines_of(embeddings))
-    first, second = np.moveaxis(_units(embeddings), 1, 0)
-    seconds = {pair.text_pair: i for i, pair in enumerate(pairs)}
-    places = {text: place for place, text in enumerate(seconds)}
-    own = np.array([places[pair.text_pair] for pair in pairs])
-    others = second[[*seconds.values()]]
-    ranks = []
-    for one, place in zip(first, own, strict=True):
-        cosines = others @ one
-        # Equal embeddings, or NaN, are no success.
-        ranks.append(np.sum(~(cosines < cosines[place])) - 1)
-    found = {
-        name: float(np.mean(np.array(ranks) < int(name.partition("@")[2])))
-        for name in RETRIEVAL
-    }
-    return {**found, "total": len(pairs)}
-
-
-def cosines_of(embeddings: np.ndarray) -> np.ndarray:
-    """The cosines of pairs of embeddings, `(pairs, 2, H)`."""
-    return np.prod(_units(embeddings), axis=1).sum(axis=-1)
-
-
-def _units(embeddings: np.ndarray) -> np.ndarray:
-    return embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)
 
 
 def _correlation(
@@ -278,12 +238,9 @@ def write_predictions(
 ) -> None:
     """Writes the predictions of all kinds but question answering.
 
-    They are as in `score`, or embeddings of pairs, whose cosines are written.
-    Values of STS-B are cut to its range, 0 to 5.
+    They are as in `score`. Values of STS-B are cut to its range, 0 to 5.
     """
     task = examples.task
-    if task.kind == EMBEDDING:
-        predictions = cosines_of(predictions)
     if task.name == "stsb":
         predictions = np.clip(predictions, 0, 5)
     lines = [] if task.kind == TOKEN_CLASSIFICATION else [_HEADER]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
     CLASSIFICATION,
-    EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
     OWN_TASKS,
@@ -78,8 +77,7 @@ class Task:
             tags; () for other kinds. `examples.read_examples` finds those of
             your own task, and `num_choices`.
         metrics: Names of the scores, the most important first.
-        num_choices: Number of choices of a question; 2 for embedding; 0 for
-            other kinds.
+        num_choices: Number of choices of a question; 0 for other kinds.
         starts_from: Task on which the paper fine-tunes the model before; "" for
             a pretrained model.
 
@@ -112,7 +110,7 @@ class Task:
 
     def named(self, label: Any) -> Any:
         """The name or names in place of indices; the label of other kinds."""
-        if self.kind in (REGRESSION, EMBEDDING, QUESTION_ANSWERING):
+        if self.kind in (REGRESSION, QUESTION_ANSWERING):
             return label
         if isinstance(label, Iterable):
             return [self.names[i] for i in label]
@@ -146,13 +144,7 @@ _OWN: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
         {"text": "tokens_column", "label": "tags_column"},
     ),
     MULTI_LABEL: (("f1_micro", "f1_macro", "accuracy"), _LABELLED),
-    EMBEDDING: (("spearman", "pearson"), _LABELLED),
 }
-
-# Scores of embeddings: of pairs with values, and of pairs whose second texts
-# are to be found.
-SIMILARITY, _ = _OWN[EMBEDDING]
-RETRIEVAL = ("recall@1", "recall@5", "recall@10")
 
 
 def find_task(config: TaskConfig) -> Task:
@@ -163,12 +155,10 @@ def find_task(config: TaskConfig) -> Task:
         ModuleNotFoundError: Without seqeval, for token classification.
     """
     kind = config.task
-    for setting, wanted in (
-        ("labels_are_lists", CLASSIFICATION),
-        ("unsupervised", EMBEDDING),
-    ):
-        if getattr(config, setting) and kind != wanted:
-            raise UserError(f"--{setting} needs --task={wanted}", received=kind)
+    if config.labels_are_lists and kind != CLASSIFICATION:
+        raise UserError(
+            f"--labels_are_lists needs --task={CLASSIFICATION}", received=kind
+        )
     if kind in TASKS:
         return TASKS[kind]
     if kind not in OWN_TASKS:
@@ -194,14 +184,7 @@ def find_task(config: TaskConfig) -> Task:
     }
     columns = Columns(**named, id=config.id_column)
     splits = {name: Split(columns) for name in _FILES}
-    task = Task(config.task, kind, splits=splits, metrics=metrics)
-    if kind == EMBEDDING:
-        if not config.unsupervised or config.dev_file or config.test_file:
-            config.require("text_pair_column")
-        if config.unsupervised:
-            splits[TRAIN] = Split(columns._replace(text_pair=""))
-        return dataclasses.replace(task, num_choices=2)  # the texts of a pair
-    return task
+    return Task(config.task, kind, splits=splits, metrics=metrics)
 
 
 # --- official tasks ----------------------------------------------------------

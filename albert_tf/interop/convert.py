@@ -157,16 +157,10 @@ def make_model_card(weights: ModelWeights, licence: str = "") -> str:
     head, step, run_dir = weights.head, weights.step, weights.run_dir
     name = hugging_face.class_name(weights).removeprefix("Albert")
     model = f"AutoModel{name.removeprefix('Model')}"
-    library = "transformers"
     example = f"""    from transformers import AutoTokenizer, {model}
 
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = {model}.from_pretrained(FOLDER)"""
-    if head and head.kind == task.EMBEDDING:
-        library = "sentence-transformers"
-        example = """    from sentence_transformers import SentenceTransformer
-
-    embeddings = SentenceTransformer(FOLDER).encode(["Some text."])"""
     if head:
         what = f"fine-tuned for {head.kind.replace('_', ' ')}"
         key = hugging_face.KEY
@@ -177,7 +171,7 @@ def make_model_card(weights: ModelWeights, licence: str = "") -> str:
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     return f"""---
 license: {licence or "unknown"}
-library_name: {library}
+library_name: transformers
 pipeline_tag: {hugging_face.TASKS[head.kind].pipeline if head else "fill-mask"}
 tags:
 - albert

@@ -9,11 +9,6 @@
     tokenizer_config.json          settings of both
     special_tokens_map.json        the special pieces
 
-A folder of embeddings is one of sentence-transformers, too:
-
-    modules.json, 1_Pooling/config.json   transformer, mean of the tokens
-    sentence_bert_config.json             the length
-
 Neither transformers nor PyTorch is needed. Only JSON, safetensors and the
 vocabulary are read: files of pickled Python can run code when they are read.
 docs/converting.md lists the text for which ids differ.
@@ -264,46 +259,9 @@ def write(weights: ModelWeights, directory: str) -> None:
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)
         tensors[f"{_PROJECTION}.bias"] = np.zeros(size, np.float32)
-    if weights.head and weights.head.kind == task.EMBEDDING:
-        # `AlbertModel` has a pooler, which embeddings do not read.
-        size = config.hidden_size
-        tensors[f"{_POOLER}weight"] = np.zeros((size, size), np.float32)
-        tensors[f"{_POOLER}bias"] = np.zeros(size, np.float32)
-        files |= _sentence_transformers_files(weights)
     files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
     for name, content in files.items():
         write_bytes(posixpath.join(directory, name), content)
-
-
-def _sentence_transformers_files(weights: ModelWeights) -> dict[str, bytes]:
-    """The files that make a folder one of sentence-transformers."""
-    config, package = weights.config, "sentence_transformers.models"
-    contents: dict[str, Any] = {
-        "modules.json": [
-            {
-                "idx": i,
-                "name": str(i),
-                "path": path,
-                "type": f"{package}.{path[2:] or 'Transformer'}",
-            }
-            for i, path in enumerate(("", "1_Pooling"))
-        ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": config.hidden_size,
-            "pooling_mode_mean_tokens": True,
-        },
-        "sentence_bert_config.json": {
-            "max_seq_length": weights.settings.get(
-                "max_seq_length", config.max_position_embeddings
-            ),
-            "do_lower_case": False,  # the tokenizer does it
-        },
-        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
-    }
-    return {
-        name: f"{json.dumps(content, indent=2)}\n".encode()
-        for name, content in contents.items()
-    }
 
 
 # --- config.json --------------------------------------------------------------
@@ -366,7 +324,6 @@ TASKS = {
     task.CLASSIFICATION: _SEQUENCES,
     task.REGRESSION: _SEQUENCES,
     task.MULTI_LABEL: _SEQUENCES,
-    task.EMBEDDING: TaskOfTransformers("AlbertModel", "sentence-similarity"),
     task.TOKEN_CLASSIFICATION: TaskOfTransformers(
         "AlbertForTokenClassification", "token-classification"
     ),
@@ -495,7 +452,7 @@ def read_task(
     name = names[0] if isinstance(names, list) and names else names
     kinds = {found.class_name: kind for kind, found in TASKS.items()}
     kind = kinds.get(str(name))  # JSON of any type
-    if kind is None or (kind == task.EMBEDDING and KEY not in stored):
+    if kind is None:
         return None, {}
     labels: tuple[str, ...] = ()
     if kind in _PROBLEM_TYPES or task.KINDS[kind].has_classes:
@@ -507,7 +464,7 @@ def read_task(
             kind = task.MULTI_LABEL
         elif len(labels) < 2 or problem == _PROBLEM_TYPES[task.REGRESSION]:
             kind, labels = task.REGRESSION, ()
-    num_choices = 2 if kind == task.EMBEDDING else 1
+    num_choices = 1
     if kind == task.MULTIPLE_CHOICE:
         # transformers ignores this setting; its documentation has 2 choices.
         num_choices = stored.get("num_choices", 2)

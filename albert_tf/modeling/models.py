@@ -16,7 +16,6 @@ from albert_tf.modeling.heads import (
     MaskedLanguageModelHead,
     SentenceHead,
     SpanHead,
-    mean_of_tokens,
 )
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
@@ -172,20 +171,19 @@ class AlbertForTask(keras.layers.Layer):
         self.backbone = AlbertBackbone(
             config, dtype, remat, has_pooler=head.has_pooler, name=name
         )
-        self.head: ClassificationHead | SpanHead | BeamSpanHead | None = None
+        self.head: ClassificationHead | SpanHead | BeamSpanHead
         if "classifier" in head.layers:
             outputs = head.num_outputs
             self.head = ClassificationHead(config, outputs, dropout_rate)
         elif head.is_beam:
             self.head = BeamSpanHead(config, dropout_rate)
-        elif head.layers:
+        else:
             self.head = SpanHead(config)
 
     def build(self) -> None:
         """Creates every variable; needs no shapes."""
         self.backbone.build()
-        if self.head is not None:
-            self.head.build()
+        self.head.build()
 
     def call(
         self,
@@ -197,16 +195,15 @@ class AlbertForTask(keras.layers.Layer):
 
         Args:
             batch: int32 `input_ids`, `input_mask` and `segment_ids`, `(batch,
-                length)`, or for multiple choice and embedding `(batch,
-                num_choices * length)`: the sequences of an example, one after
+                length)`, or for multiple choice `(batch, num_choices *
+                length)`: the sequences of an example, one after
                 the other.
                 For the beam head also `p_mask`, `(batch, length)`, and, to
                 compute its loss, `start_position`, `(batch, 1)`.
 
         Returns:
             For question answering, `start_logits` and `end_logits`, float32,
-            `(batch, length)`, or the outputs of `BeamSpanHead`. For embedding,
-            `embeddings`, float32, `(batch, num_choices, H)`. Otherwise
+            `(batch, length)`, or the outputs of `BeamSpanHead`. Otherwise
             `logits`, float32: `(batch, classes)`, `(batch, length, classes)`
             for token classification, `(batch, 1)` for regression, `(batch,
             num_choices)` for multiple choice.
@@ -224,12 +221,6 @@ class AlbertForTask(keras.layers.Layer):
             dropout=dropout,
             target=target,
         )
-        if self.head is None:
-            shape = [-1, self.head_config.num_choices, self.config.hidden_size]
-            embeddings = mean_of_tokens(
-                outputs.sequence_output, inputs["input_mask"]
-            )
-            return {"embeddings": tf.reshape(embeddings, shape)}
         if isinstance(self.head, ClassificationHead):
             read = outputs.sequence_output
             if outputs.pooled_output is not None:

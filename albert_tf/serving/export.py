@@ -21,7 +21,6 @@ from albert_tf.config import (
 )
 from albert_tf.config.task import (
     CLASSIFICATION,
-    EMBEDDING,
     MULTI_LABEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -520,15 +519,6 @@ def make_task_signatures(
     A model for question answering has no signatures that take text.
     """
     head, max_length = model.head_config, model.config.max_position_embeddings
-    if head.kind == EMBEDDING:
-
-        def encode(ids: tf.Tensor, *others: tf.Tensor) -> Outputs:
-            ids = _checked_ids(ids, max_length)
-            return {"sequence_output": model.backbone(ids, *others)[0]}
-
-        length = run.data.max_seq_length
-        found = _embed_signatures(encode, tokenizer, length)
-        return {"serving_default": found["embed"], **found}
     inputs = [*PackedTexts._fields, *["p_mask"] * head.is_beam]
 
     @tf.function(input_signature=_ids(*inputs))

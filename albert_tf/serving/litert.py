@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import ExportConfig, TaskHeadConfig
-from albert_tf.config.task import EMBEDDING, MULTIPLE_CHOICE
+from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import new_directory, write_bytes, write_text
 from albert_tf.modeling.heads import mean_of_tokens
@@ -208,9 +208,6 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
         inputs = dict(zip(shapes, values, strict=True))
         if head is None:
             return _answer_pretrained(run.model, inputs)
-        if head.kind == EMBEDDING:
-            hidden = run.model.backbone(**inputs).sequence_output
-            return {"embedding": mean_of_tokens(hidden, inputs["input_mask"])}
         if head.kind == MULTIPLE_CHOICE:
             inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
         return answer_numbers(head, run.model(inputs))

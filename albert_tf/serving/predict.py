@@ -199,7 +199,7 @@ def answer_rows(
         `masks`, the most probable pieces of each mask and their probabilities,
         without masks that were cut off. Classification: `label`, and
         `probabilities` by label; into several classes, without `label`.
-        Embedding: `embedding` and `normalized_embedding`. Token classification:
+        Token classification:
         `words`, `begins` and `ends` in the text, `tags` and their
         `probabilities`. Regression: `value`. Multiple choice: `choice`,
         `choice_number` from 0, and `probabilities`, one for each choice.
@@ -240,7 +240,6 @@ class Task(NamedTuple):
 _TASKS = (
     Task("classify_text", "classification", ("text",)),
     Task("predict_value_text", "regression", ("text",)),
-    Task("embed_text", "embedding", ("text",)),
     Task("tag_text", "token classification", ("text",)),
     Task("choose_text", "multiple choice", ("text", "question", "choice")),
     Task("score_spans", "question answering", ("text", "question")),

@@ -6,9 +6,7 @@ import operator
 
 import numpy as np
 import pytest
-import scipy.stats
 
-import albert_tf
 from albert_tf.config import TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
@@ -18,7 +16,6 @@ from albert_tf.finetuning.objective import (
     plan_start,
 )
 from albert_tf.finetuning.run import run
-from albert_tf.interop import formats
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
 from albert_tf.interop.weight_names import ModelWeights, list_weights
@@ -70,8 +67,6 @@ PERFECT = {
         {"exact": 100, "f1": 100},
         [example["answer"] for example in tiny_task.question_answering()],
     ),
-    # The cosines of the pairs, rounded.
-    "embedding": ("plain", {"recall@1": 1, "accuracy": 1}, [1] * 6),
     "token_classification": (
         "plain",
         {"f1": 1, "precision": 1, "recall": 1, "accuracy": 1},
@@ -135,59 +130,9 @@ def read_predictions(directory, kind):
     assert header == "index\tprediction"
     numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
     assert numbers == tuple(map(str, range(len(lines))))
-    if kind in ("regression", "embedding"):
+    if kind == "regression":
         return [round(float(value)) for value in values]
     return list(values)
-
-
-@pytest.mark.slow
-def test_texts_are_trained_on_themselves_and_compared_with_values(
-    tiny_tasks, tmp_path, printed
-):
-    """With two dropout masks; the columns are those of STS-B in GLUE."""
-    rows = tiny_task.regression()
-    lines = [
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\t"
-        "sentence1\tsentence2\tscore"
-    ] + [
-        f"{i}\tmain-captions\tMSRvid\t2012test\t{i:04}\tnone\tnone\t"
-        f"{row['text']}\t{row['pair']}\t{row['label']:.3f}"
-        for i, row in enumerate(rows)
-    ]
-    dev = tmp_path / "dev.tsv"
-    dev.write_text("\n".join(lines))
-    train = tmp_path / "train.csv"
-    texts = "".join(f"{c} is here\n" for c in "abcdef")
-    train.write_text(f"sentence1\n{texts}")
-    columns = {"text_column": "sentence1", "text_pair_column": "sentence2"}
-    config = tiny_task.make_config(
-        *("embedding", tiny_tasks, tmp_path / "run"),
-        train_file=str(train),
-        dev_file=str(dev),
-        label_column="score",
-        unsupervised=True,
-        dropout=0.1,
-        **columns | tiny_task.SHORT,
-    )
-
-    assert run(config) == 0
-
-    (scores,) = printed()
-    assert "recall@1" not in scores
-    model = formats.load(str(tmp_path / "run"))
-    first, second = (
-        albert_tf.embed(*model, [row[name] for row in rows], normalize=True)
-        for name in ("text", "pair")
-    )
-    labels = [row["label"] for row in rows]
-    cosines = (first * second).sum(axis=1)
-    spearman = scipy.stats.spearmanr(labels, cosines).statistic
-    assert scores["spearman"] == pytest.approx(spearman, abs=0.02) != 0
-    lines = read_metrics(str(tmp_path / "run"))
-    losses = [line["loss"] for line in lines]
-    assert min(losses) > 0.01  # without dropout, both views are equal
-    with pytest.raises(UserError, match=r"needs --dropout.*Set --dropout=0\.1"):
-        run(config.replace(dropout=0.0))
 
 
 # A command with these settings ends after the features and before training.
@@ -200,9 +145,9 @@ UNTRAINABLE = {
 
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["token_classification", "embedding"])
-def test_a_run_by_jax_is_that_by_tensorflow(kind, tiny_tasks, tmp_path):
+def test_a_run_by_jax_is_that_by_tensorflow(tiny_tasks, tmp_path):
     """With dropout, evaluations, and predictions."""
+    kind = "token_classification"
     configs = {
         runtime: tiny_task.make_config(
             *(kind, tiny_tasks, tmp_path / runtime),
@@ -282,7 +227,7 @@ def test_a_dry_run_checks_and_leaves_no_file(tiny_tasks, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-EMBED = {"task": "embedding", "text_pair_column": ""}
+REGRESSION = {"task": "regression", "text_pair_column": ""}
 AX = {"task": "ax", "train_file": "", "dev_file": ""}
 
 
@@ -299,10 +244,7 @@ AX = {"task": "ax", "train_file": "", "dev_file": ""}
             "must have a file for dev",
         ),
         ({"mode": "predict", "checkpoint": "best"}, "config.json must exist"),
-        (EMBED, "--text_pair_column is required"),
-        (EMBED | {"unsupervised": True, "dropout": 0.1}, "--text_pair_column"),
-        ({"unsupervised": True}, "--unsupervised needs --task=embedding"),
-        (EMBED | {"labels_are_lists": True}, "needs --task=classification"),
+        (REGRESSION | {"labels_are_lists": True}, "--task=classification"),
         *(
             (AX | source, "--task=ax has no training set. Train on --task=mnli")
             for source in (

@@ -12,7 +12,6 @@ from albert_tf.finetuning.examples import ExampleSet, TextExample, read_examples
 from albert_tf.finetuning.scores import (
     score,
     score_answers,
-    score_embeddings,
     write_answers,
     write_predictions,
 )
@@ -266,25 +265,6 @@ def test_spans_count_if_both_ends_and_the_kind_are_right(tmp_path):
     expected |= {"accuracy": 4 / 6, "total": 2}
     scores = score(examples.task, examples.labels(), tags)
     assert scores == pytest.approx(expected)
-
-
-def test_a_second_text_is_found_among_all_different_ones():
-    """Two texts share one; equal embeddings and NaN find nothing."""
-    task = dataclasses.replace(TASKS["stsb"], kind="embedding")
-    seconds = ("x", "x", "y", *map(str, range(9)))
-    rows = [TextExample(str(i), "a", b, None) for i, b in enumerate(seconds)]
-    examples = ExampleSet(task, "dev", "f", examples=rows)
-    embeddings = np.eye(13)[
-        [[0, 0], [0, 0], [1, 2]] + [[3 + i] * 2 for i in range(9)]
-    ]
-    # The third text has the cosine 0 with its own, as with 9 others.
-    embeddings[2, 0] += 0.5 * np.eye(13)[0]
-    scores = score_embeddings(examples, embeddings)
-    expected = {"recall@1": 11 / 12, "recall@5": 11 / 12, "recall@10": 11 / 12}
-    assert scores == pytest.approx(expected | {"total": 12})
-    for same in 1.0, np.nan:
-        scores = score_embeddings(examples, np.full((12, 2, 3), same))
-        assert scores["recall@10"] == 0
 
 
 def test_lists_of_classes_are_scored_by_class_and_by_label(tmp_path):

@@ -120,7 +120,6 @@ HEADS = {
     "multi_label_classification": TaskHeadConfig(
         "multi_label_classification", ("joy", "fear")
     ),
-    "embedding": TaskHeadConfig("embedding", num_choices=2),
 }
 # Real questions and their contexts exceed these lengths.
 TASK = TaskConfig(

@@ -38,7 +38,6 @@ HEADS = {
     "multi_label_classification": TaskHeadConfig(
         "multi_label_classification", ("joy", "fear", "anger")
     ),
-    "embedding": TaskHeadConfig("embedding", num_choices=2),
 }
 
 

@@ -126,14 +126,6 @@ def multi_label_classification() -> list[dict]:
     ]
 
 
-def embedding() -> list[dict]:
-    """Two sentences about a city."""
-    return [
-        {"text": f"She saw {city} today.", "pair": f"The train to {city}."}
-        for city in CITIES
-    ]
-
-
 EXAMPLES = {
     "classification": classification,
     "regression": regression,
@@ -141,7 +133,6 @@ EXAMPLES = {
     "question_answering": question_answering,
     "token_classification": token_classification,
     "multi_label_classification": multi_label_classification,
-    "embedding": embedding,
 }
 
 
@@ -170,7 +161,7 @@ def make_config(
         "labels_are_lists": is_list,
         "train_file": f"{directory}/{kind}.jsonl",
         "dev_file": f"{directory}/{kind}.jsonl",
-        "text_pair_column": "pair" * (kind in ("regression", "embedding")),
+        "text_pair_column": "pair" * (kind == "regression"),
         "choice_columns": ("choices",) if kind == "multiple_choice" else (),
         "max_seq_length": 96,
         "max_query_length": 16,

@@ -19,7 +19,6 @@ from albert_tf.interop.hugging_face import (
 )
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.io import shipped
-from albert_tf.records.tokenization import Tokenizer
 from tests.helpers.conversion import assert_same, change_json
 from tests.helpers.tiny_albert import HEADS, TINY, VOCABULARY, random_weights
 
@@ -384,7 +383,7 @@ def run_transformers(weights, directory, batch):
 
 @pytest.mark.interop
 @pytest.mark.parametrize(
-    "name", [*MODELS, "none", *sorted(HEADS.keys() - {"beam", "embedding"})]
+    "name", [*MODELS, "none", *sorted(HEADS.keys() - {"beam"})]
 )
 def test_transformers_gives_the_same_outputs(tmp_path, name):
     """For a batch with padding, and with no missing or unknown weight."""
@@ -418,38 +417,6 @@ def test_transformers_gives_the_same_outputs(tmp_path, name):
     for output, values in expected.items():
         scale = max(1.0, np.abs(values).max())
         np.testing.assert_allclose(ours[output], values, atol=1e-5 * scale)
-
-
-@pytest.mark.interop
-def test_sentence_transformers_gives_the_same_embeddings(tmp_path):
-    """Of texts of different lengths, of which one is cut off."""
-    from sentence_transformers import SentenceTransformer
-
-    released, head = formats.read_weights("albert_mini_en"), HEADS["embedding"]
-    names = [w.path for w in list_weights(released.config, head=head)]
-    weights = dataclasses.replace(
-        released,
-        sentence_objective="none",
-        values={name: released.values[name] for name in names},
-        head=head,
-        settings={"max_seq_length": 12},
-    )
-    hugging_face.write(weights, str(tmp_path))
-    read = hugging_face.read(str(tmp_path))
-    assert_same(read, weights)
-    assert read.settings == weights.settings
-    texts = ["Paris is, it seems, very old.", "Rome", "It is old. " * 9]
-    inputs = Tokenizer(weights.vocabulary).encode(texts, max_seq_length=12)
-    twice = {n: np.tile(ids, 2) for n, ids in inputs._asdict().items()}
-    expected = np.asarray(formats.make_model(weights)(twice)["embeddings"])
-
-    model = SentenceTransformer(str(tmp_path), device="cpu")
-
-    for i in range(2):  # both texts of a pair
-        found = model.encode(texts)
-        np.testing.assert_allclose(found, expected[:, i], atol=1e-5)
-    assert np.ptp(expected[:, 0], axis=0).max() > 0.1
-    assert model.similarity_fn_name == "cosine"
 
 
 @pytest.mark.interop

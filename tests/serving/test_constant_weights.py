@@ -138,7 +138,7 @@ def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["multiple_choice", "beam", "token_classification", "embedding"]
+    "name", ["multiple_choice", "beam", "token_classification"]
 )
 def test_fine_tuned_models_are_stored_as_int8(name, text_file, tmp_path):
     values = write_task_run(name, tmp_path / "run").values.values()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import albert_tf
 from albert_tf.config.task import TaskConfig
 from albert_tf.finetuning.examples import (
     ChoiceExample,
@@ -128,19 +127,6 @@ def test_served_labels_and_values_are_those_of_the_model(
         found["probabilities"], softmax(logits), atol=1e-5
     )
     assert found["label"] == [labels[i] for i in logits.argmax(axis=-1)]
-
-
-def test_served_embeddings_are_those_of_the_model(exported_task):
-    weights, _, model = exported_task("embedding")
-    texts = ("The town, in 1905.", "It")
-    rows = [{"text": text} for text in texts]
-    found = answer_rows(model, rows)
-    loaded = make_model(weights), Tokenizer(str(VOCABULARY))
-    for name, normalize in ("embedding", False), ("normalized_embedding", True):
-        expected = albert_tf.embed(*loaded, texts, normalize)
-        given = [answer[name] for answer in found]
-        np.testing.assert_allclose(given, expected, atol=1e-5)
-    assert np.ptp(expected, axis=0).max() > 1e-4
 
 
 # Texts, and their words.
