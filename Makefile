@@ -125,8 +125,7 @@ slice-test: $(VENV)/installed
 
 TPU_BIN := .venv-tpu/bin
 
-# As in tpu/on_host.sh, the pins of libtpu and tensorflow are removed: they are
-# for other extras. Packages of the extra `test` would install tensorflow over
+# The pins of libtpu and tensorflow are removed: they are for other extras. Packages of the extra `test` would install tensorflow over
 # tensorflow-tpu.
 .venv-tpu/installed: setup.py constraints/tensorflow-2.20.txt
 	@$(PYTHON) -c "$$CHECK_PYTHON"

@@ -21,7 +21,6 @@ COMMANDS = {
     "report": "albert_tf.report.__main__",
     "sweep": "albert_tf.sweep",
     "compile-check": "tpu.compile_check",
-    "launch": "tpu.launch",
 }
 
 

@@ -10,8 +10,7 @@ scheduler starts it again:
 With several workers, each one listens; the training step adds up their
 requests. On a TPU slice one process trains. The servers of the hosts pass their
 SIGTERM on to it, through TensorFlow's coordination service. A later run on the
-same servers would stop at once, so each start of a run replaces all servers
-(`tpu/on_host.sh`).
+same servers would stop at once, so each start of a run needs new servers.
 """
 
 import contextlib

@@ -247,9 +247,8 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 workers.wait_for_servers(
                     dict(enumerate(servers)),
                     config.worker_timeout_s,
-                    "Start start_grpc_tpu_worker on each host (tpu.launch "
-                    "start does so). If it is running there, check its log and "
-                    "the firewall.",
+                    "Start start_grpc_tpu_worker on each host. If it is "
+                    "running there, check its log and the firewall.",
                 )
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)

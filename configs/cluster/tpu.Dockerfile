@@ -1,5 +1,5 @@
-# An image for a TPU VM of one host. A slice of several hosts needs no image:
-# `albert-tf launch` installs the clone on them. Build it from the clone:
+# An image for a TPU VM of one host. tpu_host.sh needs no image. Build it from
+# the clone:
 #
 #     docker build -f configs/cluster/tpu.Dockerfile -t albert-tf:tpu .
 #     docker run --privileged --net=host -v "$PWD:/work" albert-tf:tpu \

@@ -1,10 +1,11 @@
-"""The examples for several machines with GPUs, run with stand-ins.
+"""The examples for several machines and TPUs, run with stand-ins.
 
 `srun`, `scontrol` and `python` are scripts; TensorFlow reads the TF_CONFIG.
 """
 
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 import tensorflow as tf
 import yaml
 
+from albert_tf.cluster.preemption import PREEMPTED_STATUS
 from albert_tf.config import PretrainingConfig, flags
+from albert_tf.errors import RETRY_STATUS
 
 ROOT = pathlib.Path(__file__).parents[2]
 CLUSTER = ROOT / "configs" / "cluster"
@@ -98,7 +101,7 @@ def cluster_of(path, monkeypatch):
     return resolver.cluster_spec().as_dict(), task, arguments
 
 
-@pytest.mark.parametrize("name", ["worker.sh", "slurm.sbatch"])
+@pytest.mark.parametrize("name", ["worker.sh", "slurm.sbatch", "tpu_host.sh"])
 def test_scripts_are_clean(name):
     script = CLUSTER / name
     subprocess.run(["bash", "-n", script], check=True)
@@ -220,3 +223,85 @@ def test_the_batches_of_the_examples_fit_32_gpus(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
     data = flags.parse_line(PretrainingConfig, arguments).data
     assert data.global_batch_size % (32 * data.gradient_accumulation_steps) == 0
+
+
+ON_TPU_HOST = {
+    # The metadata server, without flags of the compiler.
+    "curl": """#!/bin/bash
+case ${*: -1} in
+*/albert-flags) echo --runtime=pjrt ;;
+*/albert-code) echo gs://bucket/code.tar ;;
+*) exit 22 ;;
+esac
+""",
+    "gcloud": """#!/bin/bash
+echo "$*" >>copied
+tar -cf "$4" --files-from=/dev/null
+""",
+    # Installs uv, which makes a Python that ends with the next status.
+    "python3": """#!/bin/bash
+mkdir -p uv/bin venv/bin
+ln -sf "$(type -P true)" uv/bin/uv
+cat >venv/bin/python <<'END'
+#!/bin/bash
+echo "$JAX_PLATFORMS $* $(cat run.flags)" >>trained
+read -r status <statuses
+sed -i 1d statuses
+exit "$status"
+END
+chmod +x venv/bin/python
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "starts"), [((75, 75, 0), 3), ((143,), 1), ((75, 1), 2)]
+)
+def test_a_tpu_host_installs_once_and_starts_again_after_temporary_faults(
+    tmp_path, statuses, starts
+):
+    programs, home = tmp_path / "programs", tmp_path / "home"
+    for directory in programs, home:
+        directory.mkdir()
+    for name, text in ON_TPU_HOST.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+
+    def boot():
+        (home / "statuses").write_text("".join(f"{s}\n" for s in statuses))
+        done = subprocess.run(
+            [CLUSTER / "tpu_host.sh"],
+            env={
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "ALBERT_HOME": str(home),
+                "ALBERT_PAUSE_S": "0",
+            },
+            timeout=60,
+        )
+        assert done.returncode == statuses[-1]
+
+    boot()
+    boot()
+    command = "tpu,cpu -m albert_tf.run_pretraining --flagfile=run.flags"
+    assert (home / "trained").read_text().splitlines() == [
+        f"{command} --runtime=pjrt"
+    ] * (2 * starts)
+    (copied,) = (home / "copied").read_text().splitlines()
+    assert copied == "storage cp gs://bucket/code.tar code.tar"
+
+
+def test_the_task_of_skypilot_trains_on_eight_chips(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    task = yaml.safe_load((CLUSTER / "skypilot.yaml").read_text())
+    command = task["run"].replace("$BUCKET", task["envs"]["BUCKET"])
+    words = shlex.split(command.replace("\\\n", " "))
+    arguments = words[words.index("albert_tf.run_pretraining") + 1 :]
+    config = flags.parse_line(PretrainingConfig, arguments)
+    (kind,) = re.findall(
+        r"tpu-v5litepod-(\d+)", task["resources"]["accelerators"]
+    )
+    data = config.data
+    rows = int(kind) * data.gradient_accumulation_steps
+    assert data.global_batch_size % rows == 0
+    again = task["resources"]["job_recovery"]["recover_on_exit_codes"]
+    assert again == [RETRY_STATUS, PREEMPTED_STATUS]

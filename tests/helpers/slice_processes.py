@@ -92,7 +92,7 @@ class Slice:
         self._servers[LAST].send_signal(signal.SIGSTOP)
 
     def train(self, config, directory):
-        """Starts a run on this slice, as `tpu/on_host.sh` does."""
+        """Starts a run on this slice."""
         directory.mkdir()
         return run_processes.RunProcesses(
             config,

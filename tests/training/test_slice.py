@@ -28,7 +28,7 @@ STOP_S = 5.0
 def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
     tiny_records, tmp_path
 ):
-    """`tpu.launch run` ends at status 0, and restarts at 143 and 75."""
+    """A scheduler ends at status 0, and starts again at 143 and 75."""
 
     def config(run_dir="run", **changes):
         return tiny_run.make_config(
@@ -98,7 +98,7 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
             f"worker 1 at {hosts.addresses[1]} received SIGTERM: stopped at "
             f"step {stopped}"
         ) in run.log()
-        # The old servers would stop the next run; `on_host.sh` replaces them.
+        # The old servers would stop the next run.
         for host in range(2):
             hosts.serve(host)
 
