@@ -65,11 +65,6 @@ PANELS = (
     Panel("Tokens per second, padding included", ("tokens_per_second",)),
     Panel("Tokens per second, no padding", ("useful_tokens_per_second",)),
     Panel("Fraction of the peak FLOP/s used (MFU)", ("mfu",), "percent"),
-    Panel("Time of waiting for input", ("input_bound_share",), "percent"),
-    Panel(
-        "Seconds per step: median and 95th percentile",
-        ("step_seconds_median", "step_seconds_p95"),
-    ),
 )
 
 # Kind of event -> label in the legend, style of the line.

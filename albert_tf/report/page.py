@@ -130,7 +130,7 @@ def _facts(run: RunHistory) -> dict[str, str]:
         "directory": run.run_dir,
         "steps": f"{run.last_step:,}" + (f" of {steps:,}" if steps else ""),
     }
-    trained = run.seconds["steps"] + run.seconds["input"]
+    trained = run.seconds["steps"]
     if run.tokens and trained:
         with_unit = EngFormatter(places=2, sep="")
         facts["tokens trained on, padding included"] = with_unit(run.tokens)

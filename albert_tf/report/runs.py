@@ -25,7 +25,7 @@ EVENT_FACTS = {
     "checkpoints": "stalled_s",
     "lost steps": "lost_s",
 }
-CAUSES = ("steps", "input", "compiling", "evaluation", *EVENT_FACTS)
+CAUSES = ("steps", "compiling", "evaluation", *EVENT_FACTS)
 
 
 class RunHistory:
@@ -37,8 +37,7 @@ class RunHistory:
         last_step: Step of the last line of metrics.jsonl.
         tokens: Number of tokens of the kept steps, with padding; 0 if unknown.
         events: Lines of events.jsonl, except for checkpoints.
-        seconds: Time by cause. "steps" is the time of the kept steps, without
-            waiting for input.
+        seconds: Time by cause. "steps" is the time of the kept steps.
         times: Unix seconds of the start of the first process and of the last
             event; None without events.
         settings: By dotted name, from config.json; empty without that file.
@@ -90,10 +89,8 @@ class RunHistory:
     def _add_times(self, line: dict[str, float]) -> None:
         seconds = line.get("loop_seconds", 0.0)
         compiling = line.get("compile_seconds", 0.0)
-        waited = seconds * line.get("input_bound_share", 0.0)
         self.tokens += line.get("tokens_per_second", 0) * (seconds + compiling)
-        self.seconds["steps"] += seconds - waited
-        self.seconds["input"] += waited
+        self.seconds["steps"] += seconds
         self.seconds["compiling"] += compiling
         self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
 

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -73,30 +72,21 @@ class PjrtSteps:
         )
         names = list(totals)
         sums = np.array([float(totals[n]) for n in names], np.float32)
-        # Results that have not been read, and when the devices were idle.
-        pending: collections.deque[Any] = collections.deque()
-        times: list[list[float]] = []
-        finished = time.time()
-        stops = 0.0
+        pending: collections.deque[Any] = collections.deque()  # not read yet
+        done, stops = 0, 0.0
 
         def read_oldest() -> None:
-            nonlocal sums, stops, finished
+            nonlocal sums, stops
             vector = value_of(pending.popleft())
-            finished = time.time()
             sums = sums + vector[: len(names)]
             if self._sums_flags:
                 stops = max(stops, float(vector[-1]))
 
-        while len(times) < int(num_steps) and not stops:
-            requested = time.time()
+        while done < int(num_steps) and not stops:
             batch = next(batches)
-            received = time.time()
             flags = (self._requests_stop(),) if self._sums_flags else ()
-            was_idle = not pending or pending[-1].is_ready()
             results, _ = program(batch, *flags)
-            # Without results to wait for, the devices waited for the batch.
-            previous = requested if was_idle else received
-            times.append([requested, received, previous])
+            done += 1
             pending.append(results["all"])
             if len(pending) > STEPS_AHEAD:
                 read_oldest()
@@ -104,16 +94,11 @@ class PjrtSteps:
                 stops = self._requests_stop()
         while pending:
             read_oldest()
-        step += len(times)
+        step += done
         self._state.step.assign(step)
         rate = learning_rate(self._state.step - 1, self._config, self._state)
-        return Steps(
-            dict(zip(names, sums, strict=True)),
-            len(times),
-            stops,
-            rate,
-            np.array(times),
-        )
+        totals = dict(zip(names, sums, strict=True))
+        return Steps(totals, done, stops, rate)
 
     def compile(self, batch: Mapping[str, Any], rates: DropoutRates) -> Any:
         """Compiles a step; see `Program.compile`."""

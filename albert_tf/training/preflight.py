@@ -41,14 +41,12 @@ from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.progress import Progress, StepTimes
+from albert_tf.training.progress import Progress, Times
 from albert_tf.training.trainer import Trainer
 from albert_tf.training.warm_start import WarmStart
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
 
-# Waiting for batches for more than this fraction of the time gets a warning.
-WAITING_FRACTION = 0.1
 # Relative difference allowed between the loss of random weights and that of
 # uniform predictions.
 CHANCE_TOLERANCE = 0.1
@@ -322,13 +320,13 @@ class _Preflight:
             position, step = trainer.position, trainer.position.step
             logging.info("compiling the step, then timing a few steps")
             _train(trainer, 1)
-            first, compiled_s = position.means(), position.times.total
+            first, compiled_s = position.means(), trainer.times.total
             _train(trainer, 1)
-            number = int(TIMED_SECONDS / position.times.total)
+            number = int(TIMED_SECONDS / trainer.times.total)
             _train(trainer, min(max(number, 2), TIMED_STEPS))
         # The lowest loss is None if the first step begins other records.
         yield self._judge_loss(first, step, position.lowest_loss)
-        yield from self._report_speed(position.times, step, compiled_s)
+        yield from self._report_speed(trainer.times, step, compiled_s)
 
     def _judge_loss(
         self, means: Mapping[str, float], step: int, lowest_loss: float | None
@@ -352,7 +350,7 @@ class _Preflight:
         )
 
     def _report_speed(
-        self, times: StepTimes, step: int, compiled_s: float
+        self, times: Times, step: int, compiled_s: float
     ) -> Iterator[Row]:
         config = self.config
         peak = cost.peak_flops(self.strategy)
@@ -365,14 +363,6 @@ class _Preflight:
             f"{seconds:.3g} s each, {metrics['tokens_per_second']:,.0f} "
             f"tokens/s; {tflops * seconds:.3g} TFLOP each, {tflops:.3g} "
             f"TFLOP/s{mfu}; compiled in {compiled_s:.0f} s",
-        )
-        waiting = metrics["input_bound_share"]
-        yield judge(
-            waiting <= WAITING_FRACTION,
-            f"{waiting:.1%} of the time spent waiting for batches",
-            "Move the records closer, or use a host with more CPU cores.",
-            "input",
-            WARN,
         )
         left = config.training.num_train_steps - step
         hours = seconds * left / 3600
@@ -388,6 +378,7 @@ def _train(trainer: Trainer, number: int) -> None:
     """Trains and times some steps, and saves nothing."""
     position = trainer.position
     position.clear_totals()
+    trainer.times = Times()
     try:
         trainer.advance(position.step + number)
     except READING_ERRORS:

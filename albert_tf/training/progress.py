@@ -5,7 +5,6 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -26,51 +25,27 @@ TIMING_METRICS = (
     "useful_tokens_per_second",
     "tflops",
     "mfu",
-    "input_bound_share",
-    "step_seconds_median",
-    "step_seconds_p95",
 )
-
-# The progress line reports waiting for input above this fraction of the time.
-SLOW_INPUT_FRACTION = 0.05
 
 
 @dataclasses.dataclass
-class StepTimes:
-    """Times of the steps since the last line of the log; checkpoints hold them.
+class Times:
+    """Times of the steps of this process since the last line of the log.
 
-    Only `compiling_seconds` has those of steps that compiled a program, tracing
-    included.
+    The first step of a program, which is traced and compiled, counts in
+    `num_compiling` and `compiling_seconds` only.
     """
 
-    seconds: list[float] = dataclasses.field(default_factory=list)  # by step
-    compiling_seconds: list[float] = dataclasses.field(default_factory=list)
-    input_seconds: float = 0.0  # waiting for batches
+    num_steps: int = 0
+    seconds: float = 0.0
     cpu_seconds: float = 0.0  # of this process, in all threads, with the input
+    num_compiling: int = 0
+    compiling_seconds: float = 0.0
 
     @property
     def total(self) -> float:
         """The time of all steps."""
-        return sum(self.seconds) + sum(self.compiling_seconds)
-
-    def add(self, times: np.ndarray, ended: float, cpu_seconds: float) -> None:
-        """Adds steps that compiled no program.
-
-        Args:
-            times: `train_step.Steps.times`, float64, `(steps, 3)`.
-            ended: When the last step ended, in seconds since the epoch.
-            cpu_seconds: CPU time of this process in these steps.
-        """
-        requested, received, previous_finished = times.T
-        steps = np.diff(np.append(requested, ended))
-        self.seconds += steps.round(6).tolist()
-        # A batch that arrives while the previous step is computed costs
-        # nothing: the devices wait only once they have nothing else to do.
-        idle_since = np.maximum(requested, previous_finished)
-        idle_since[:1] = requested[:1]  # no previous step
-        waited = np.maximum(received - idle_since, 0.0)
-        self.input_seconds += float(waited.sum())
-        self.cpu_seconds += cpu_seconds
+        return self.seconds + self.compiling_seconds
 
 
 class Progress:
@@ -100,40 +75,34 @@ class Progress:
         """Finds the records of this loop."""
         self._records = self._data.at(step).records
 
-    def advance(self, times: StepTimes) -> dict[str, float]:
+    def advance(self, times: Times) -> dict[str, float]:
         """Computes the `TIMING_METRICS` of the steps since the last line.
 
-        A step that compiled a program counts as one of median time in
-        `loop_seconds`; the rest of its time, or all if no other step is known,
-        is `compile_seconds`. `cpu_seconds` and `input_bound_share` leave such
-        steps out.
+        A step that compiled a program counts in `loop_seconds` as long as the
+        others take on average; the rest of its time, or all if no other step is
+        known, is `compile_seconds`. `cpu_seconds` leaves such steps out.
         """
-        compiling = times.compiling_seconds
-        if times.seconds:
-            average = sum(times.seconds) / len(times.seconds)
-            previous = self._seconds_per_step or average
-            self._seconds_per_step = 0.8 * previous + 0.2 * average
+        usual = self._seconds_per_step
+        if times.num_steps:
+            usual = times.seconds / times.num_steps
+            previous = self._seconds_per_step or usual
+            self._seconds_per_step = 0.8 * previous + 0.2 * usual
         total = max(times.total, 1e-9)
-        mean = total / (len(times.seconds) + len(compiling))
-        seconds = np.array(times.seconds or compiling)
+        mean = total / (times.num_steps + times.num_compiling)
         flops, records = self._flops_per_step / mean, self._records
         rows = self._config.data.global_batch_size
         tokens = rows * self._objective.num_sequences
         tokens *= self._config.data.max_seq_length
-        steady = sum(times.seconds)
-        usual = float(np.median(seconds)) if steady else self._seconds_per_step
-        useful = steady + sum(min(s, usual or 0.0) for s in compiling)
+        compiling = (usual or 0.0) * times.num_compiling
+        useful = times.seconds + min(compiling, times.compiling_seconds)
         metrics = {
             "loop_seconds": useful,
             "cpu_seconds": times.cpu_seconds,
             "steps_per_second": 1 / mean,
             "tokens_per_second": tokens / mean,
             "tflops": flops / 1e12,
-            "input_bound_share": times.input_seconds / max(steady, 1e-9),
-            "step_seconds_median": float(np.median(seconds)),
-            "step_seconds_p95": float(np.quantile(seconds, 0.95)),
         }
-        if compiling:
+        if times.num_compiling:
             metrics["compile_seconds"] = times.total - useful
         if self._peak_flops:
             metrics["mfu"] = flops / self._peak_flops
@@ -152,8 +121,6 @@ class Progress:
             extra += f" ({metrics['useful_share']:.0%} useful)"
         if "mfu" in metrics:
             extra += f" | MFU {metrics['mfu']:.1%}"
-        if metrics["input_bound_share"] > SLOW_INPUT_FRACTION:
-            extra += f" | waiting for input {metrics['input_bound_share']:.0%}"
         logging.info(
             "step %d/%d (%.1f%%) | loss %.3f (%s) | lr %.2e | dropout %g | "
             "%.2f steps/s | %s tokens/s%s | ETA %s",

@@ -51,7 +51,7 @@ from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.progress import Profiler, Progress
+from albert_tf.training.progress import Profiler, Progress, Times
 from albert_tf.training.trainer import Trainer
 from albert_tf.training.warm_start import WarmStart
 
@@ -293,7 +293,8 @@ class Run:
         if divergence:
             self._roll_back(divergence, metrics)
             return False
-        metrics |= self.progress.advance(position.times)
+        metrics |= self.progress.advance(self.trainer.times)
+        self.trainer.times = Times()
         position.end_line(metrics["loss"])
         if self.run_log:
             self._meter.joules()  # read often, before the counters overflow
@@ -478,9 +479,7 @@ def _log_start(
     facts: dict[str, Any] = {**times, "software": software}
     facts["devices"] = run.devices
     if resumed:
-        lost_s = run.run_log.lost_seconds if run.run_log else 0.0
-        # The next line includes the time before the checkpoint.
-        facts["lost_s"] = max(lost_s - position.times.total, 0.0)
+        facts["lost_s"] = run.run_log.lost_seconds if run.run_log else 0.0
     elif initial:
         facts["warm_start"] = initial.report
     run.log_event("resume" if resumed else "start", **facts)

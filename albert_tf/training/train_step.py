@@ -83,10 +83,6 @@ class Steps(NamedTuple):
     num_steps: tf.Tensor  # int32; fewer than requested after a request to stop
     stops: tf.Tensor  # float32; not 0 after a request to stop in any process
     learning_rate: tf.Tensor  # float32, of the last step
-    # float64, `(num_steps, 3)`, in seconds since the epoch: when each step
-    # requested its batch, received it, and had the results of the previous
-    # step. Steps overlap.
-    times: tf.Tensor
 
 
 def metric_names(
@@ -142,27 +138,17 @@ def make_train_steps(
         done = tf.constant(0)
         # The host sends a step to the devices without waiting for the results
         # of the previous step. TensorFlow starts no iteration before all
-        # stateful operations of the last one, such as the reading of times and
-        # flags, are done. So these wait for `last`, a result of the previous
-        # step, not for one of their own step.
+        # stateful operations of the last one, such as the reading of the flag,
+        # are done. So this waits for `last`, a result of the previous step, not
+        # for one of its own step.
         last, stops = tf.constant(0.0), tf.constant(0.0)
-        times = tf.TensorArray(
-            tf.float64, size=0, dynamic_size=True, element_shape=[3]
-        )
         while done < num_steps and stops == 0.0:
-            batch, requested, received = _next_batch(
-                strategy, batches, after=stops
-            )
-            # On a single thread, TensorFlow would otherwise take this time only
-            # after it has computed the step.
-            with tf.control_dependencies([received]):
-                flags = (read_flag(stop_flag),) if sums_flags else ()
-                per_replica = strategy.run(step_vector, args=(batch, *flags))
+            batch = next(batches)
+            flags = (read_flag(stop_flag),) if sums_flags else ()
+            per_replica = strategy.run(step_vector, args=(batch, *flags))
             vector = first_replica_values(strategy, per_replica)["all"]
             with tf.control_dependencies([last]):
-                finished = tf.timestamp()
                 stops = last if sums_flags else read_flag(stop_flag)
-            times = times.write(done, tf.stack([requested, received, finished]))
             # The host reads this value: a TPU has launched the step, not
             # computed it, when `vector` exists.
             last = vector[-1]
@@ -175,7 +161,6 @@ def make_train_steps(
             done,
             stops,
             learning_rate(state.step - 1, config, state),
-            times.stack(),
         )
 
     return train_steps
@@ -200,23 +185,6 @@ def as_vector(
         return {"all": tf.stack([results[name] for name in names])}
 
     return step_vector
-
-
-def _next_batch(
-    strategy: tf.distribute.Strategy, batches: Iterator[Batch], after: tf.Tensor
-) -> tuple[Batch, tf.Tensor, tf.Tensor]:
-    """The next batch once `after` is known, and when it was requested and came.
-
-    It has come when the first replica of this process or slice has it.
-    """
-    with tf.control_dependencies([after]):
-        requested = tf.timestamp()
-    with tf.control_dependencies([requested]):
-        batch = next(batches)
-    # Under TPUStrategy, the "local" results are those of all hosts.
-    first_replica, *_ = strategy.experimental_local_results(batch)
-    with tf.control_dependencies(tf.nest.flatten(first_replica)):
-        return batch, requested, tf.timestamp()
 
 
 def read_flag(flag: tf.Variable | None) -> tf.Tensor:

@@ -4,7 +4,6 @@ import dataclasses
 import time
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -21,7 +20,7 @@ from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pjrt_steps import PjrtSteps
-from albert_tf.training.progress import StepTimes
+from albert_tf.training.progress import Times
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     make_state,
@@ -50,8 +49,6 @@ class Position:
     # Whether the evaluation at this step was cut short, and must be repeated.
     to_evaluate: bool = False
     learning_rate: float = 0.0  # of the last step; 0 before the first one
-    # Of the steps since the last line of the log.
-    times: StepTimes = dataclasses.field(default_factory=StepTimes)
 
     def to_notes(self, **facts: Any) -> dict[str, Any]:
         """Notes of a checkpoint, as JSON; floats are restored bit for bit."""
@@ -70,7 +67,6 @@ class Position:
         self.lowest_loss = notes.get("lowest_loss")
         self.to_evaluate = notes.get("to_evaluate", False)
         self.learning_rate = notes.get("learning_rate", 0.0)
-        self.times = StepTimes(**notes.get("times", {}))
 
     def means(self) -> dict[str, float]:
         """Mean metrics of the steps since the last line of the log."""
@@ -84,9 +80,8 @@ class Position:
         self.clear_totals()
 
     def clear_totals(self) -> None:
-        """Clears the sums and the times of steps."""
+        """Clears the sums."""
         self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0
-        self.times = StepTimes()
 
 
 class Trainer:
@@ -133,6 +128,7 @@ class Trainer:
         )
         names = metric_names(config, objective)
         self.position = Position(0, dict.fromkeys(names, 0.0))
+        self.times = Times()  # of the steps since the last line of the log
         self._learning_rate_scale: float | None = None  # not set yet
         self._batches: Any = None
         self._opened_at: Any = None
@@ -224,7 +220,7 @@ class Trainer:
             )
             # Here the host waits for the devices.
             totals = {n: float(v) for n, v in steps.totals.items()}
-        ended, call_s = time.time(), time.monotonic() - began
+        call_s = time.monotonic() - began
         cpu_s = time.process_time() - cpu_began
         num_steps = int(steps.num_steps)
         position.totals = totals
@@ -232,12 +228,15 @@ class Trainer:
         position.num_steps += num_steps
         position.learning_rate = float(steps.learning_rate)
         if is_new:
-            position.times.compiling_seconds.append(round(call_s, 6))
+            self.times.num_compiling += 1
+            self.times.compiling_seconds += call_s
             logging.info(
                 "compiled and trained step %d in %.0f s", position.step, call_s
             )
         else:
-            position.times.add(np.asarray(steps.times), ended, cpu_s)
+            self.times.num_steps += num_steps
+            self.times.seconds += call_s
+            self.times.cpu_seconds += cpu_s
         self._step_seconds[rates] = None if is_new else call_s / num_steps
         return bool(float(steps.stops))
 
@@ -318,15 +317,15 @@ class Trainer:
 
         It is the newest one, or the one before if the previous rollback
         returned to it. Returns the rollback, and the seconds of the steps that
-        no line of the log includes, minus those of the steps before the
-        checkpoint, which the next line includes.
+        no line of the log includes.
 
         Raises:
             UserError: If the settings require the run to stop instead.
         """
         policy, rollbacks = self.config.training, self.rollbacks
         position, newest = self.position, rollbacks.newest
-        diverged_at, lost_s = position.step, position.times.total
+        diverged_at, lost_s = position.step, self.times.total
+        self.times = Times()
         rollbacks.check_allowed(diverged_at, reason, policy)
         with self.host.watchdog.limit("the return to a checkpoint"):
             self.store.wait()
@@ -344,4 +343,4 @@ class Trainer:
         # this checkpoint. Without the rollback, it would resume from a later
         # one, whose log would lack the lines since this checkpoint.
         rollbacks.add(rollback, writes=self.host.writes)
-        return rollback, lost_s - position.times.total
+        return rollback, lost_s

@@ -71,7 +71,6 @@ def test_the_table_sums_up_a_run(tmp_path):
         events,
         SETTINGS,
         loop_seconds=[10.0, 5.0, 5.0],
-        input_bound_share=[0.2, 0.1, 0.1],
         compile_seconds=[3.0, 0.0, 0.0],
         evaluation_seconds=[4.0, 1.0, 0.0],
         tokens_per_second=[64.0, 128.0, 128.0],
@@ -84,8 +83,7 @@ def test_the_table_sums_up_a_run(tmp_path):
         if name.startswith("time for ")
     }
     assert parts == {
-        "steps": "0:00:17",  # 80 % of 10 s, and 90 % of 10 s
-        "input": "0:00:03",
+        "steps": "0:00:20",
         "compiling": "0:00:03",
         "evaluation": "0:00:05",
         "start-up": "0:00:06",

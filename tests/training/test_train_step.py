@@ -52,10 +52,6 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     program = StepProgram(config)
     steps = program.run(num_steps, rates)
     assert steps.num_steps == num_steps
-    assert steps.times.shape == (num_steps, 3)
-    requested, received, previous_finished = np.array(steps.times).T
-    assert np.all(requested <= received)
-    assert np.all(np.diff(previous_finished) > 0)
     operations, functions = operations_of(program, num_steps, rates)
     compiled = [f for f in functions if f.attr["_XlaMustCompile"].b]
     in_compiled = [node.op for f in compiled for node in f.node_def]
