@@ -12,13 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from albert_tf.config import DataConfig
-from albert_tf.input import pipeline, record_format
+from albert_tf.input import pipeline
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.records.features import features_to_read
-
-# Batches that the pipeline may have read ahead of the step that failed.
-READ_AHEAD_BATCHES = 64
 
 # Difference between the seeds of consecutive phases: 2^64 / golden ratio. It is
 # also the step of the keyed random numbers, so phase p + 2 has the mask keys of
@@ -90,38 +87,6 @@ class BatchStream:
         if self._skipped is not None:
             changes.append(self._skipped.next_change(step))
         return min((c for c in changes if c is not None), default=None)
-
-    def check_intact(self, first: int, last: int) -> None:
-        """Checks the shards that may have caused a failed read.
-
-        Args:
-            first: The step at which the stream was opened, or a later one.
-            last: The last step whose batch was requested.
-
-        Raises:
-            UserError: If a record is damaged; the error names it.
-        """
-        phase, batch = self.locate(first)
-        last_batch = batch + (last - first) + READ_AHEAD_BATCHES
-        lanes = [
-            pipeline.Lane.of(
-                n, phase.records, self._config, self._phase_seed(phase)
-            )
-            for n in range(self._config.input_lanes)
-        ]
-        files = {
-            file
-            for lane in lanes
-            for file in lane.shards_between(
-                batch * lane.width, last_batch * lane.width
-            )
-        }
-        record_format.check_intact(
-            sorted(files),
-            phase.records,
-            self._config,
-            self._format_of(phase.records),
-        )
 
     def _phase_seed(self, phase: Phase) -> int:
         """The seed of a phase's stream; the first phase has the run's seed."""

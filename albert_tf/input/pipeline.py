@@ -21,7 +21,7 @@ rollbacks skip.
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -217,27 +217,6 @@ class Lane(NamedTuple):
             max(config.shuffle_block_size // number, 1),
             config.global_batch_size // number,
         )
-
-    def shards_between(self, first: int, last: int) -> Iterator[str]:
-        """Yields the shards of the blocks of records `first` to `last`."""
-        records, seed, block_size, _ = self
-        size = records.num_records
-        for epoch in range(first // size, last // size + 1):
-            begin = max(first - epoch * size, 0) // block_size * block_size
-            end = min(last - epoch * size + block_size, size)
-            for (files, skip), before, after in zip(
-                shuffled_shards(records, seed, epoch, begin),
-                records.num_by_source(begin),
-                records.num_by_source(end),
-                strict=True,
-            ):
-                left = int(skip) + after - before
-                for name in files.numpy():
-                    if left <= 0:
-                        break
-                    file = name.decode()
-                    yield file
-                    left -= records.counts[file]
 
 
 def shuffled_shards(

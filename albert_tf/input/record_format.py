@@ -1,4 +1,4 @@
-"""Formats of records: how they become a batch, and which are damaged.
+"""Formats of records: how they become a batch; errors of a failed read.
 
 Each objective has a record format. `pretraining_format` is the format of
 google-research/albert or of packed rows, with or without masks. Records without
@@ -7,13 +7,14 @@ the position in the stream and, in a packed row, the number of the example. So
 each epoch masks different tokens, and a run that is resumed masks the same
 tokens.
 
-TensorFlow's reader reports that a record is damaged, but not which one.
-Therefore, the shards that the failed step may have used are read a second time,
-in Python, by `check_intact`.
+TensorFlow's reader reports that a record is damaged, but not in which file. So
+after a failed read, `explain_failed_read` compares the shards with their
+checksums; `data_prep.inspect_records` finds the record.
 """
 
 import dataclasses
-import itertools
+import hashlib
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ from albert_tf.errors import RetryError, UserError, first_line, name_faults
 from albert_tf.input import tensor_ops
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
-from albert_tf.io.tfrecord import read_records
+from albert_tf.io.files import open_existing
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     SENTENCE_LABEL,
@@ -58,14 +59,9 @@ TRAINING_ERRORS = (
     tf.errors.CancelledError,
 )
 
-REMEDY = (
-    "Copy the shard again, or delete it and run the same build_tfrecords "
-    "command with --overwrite. Training continues from its last checkpoint."
-)
-
 # One stream from gs:// does not use the bandwidth of a host.
 _PARALLEL_SHARDS = 16
-_BLOCK_RECORDS = 256
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +72,8 @@ class RecordFormat:
         features: The features to read. A record of zeros must be an example
             of weight 0: such records fill the last batch of an evaluation.
         limits: Exclusive upper bounds of integer features, from 0 on. A value
-            out of range is an error of the model on CPUs, and `check_intact`
-            names its record. GPUs and TPUs report none, so find such records
-            with `data_prep.inspect_records`.
+            out of range is an error of the model on CPUs. GPUs and TPUs report
+            none, so find such records with `data_prep.inspect_records`.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the numbers
             of its records, batch number * global batch size + row. None leaves
@@ -137,23 +132,6 @@ def pretraining_format(
     )
 
 
-def parse_stored(
-    serialized: tf.Tensor,
-    features: Sequence[StoredFeature],
-    shape: SequenceConfig,
-) -> Batch:
-    """As `parse_records`, but integers are int64, as they are stored."""
-    return tf.io.parse_example(
-        serialized,
-        {
-            feature.name: tf.io.FixedLenFeature(
-                [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
-            )
-            for feature in features
-        },
-    )
-
-
 def parse_records(
     serialized: tf.Tensor,
     features: Sequence[StoredFeature],
@@ -163,9 +141,18 @@ def parse_records(
 
     Features are `(batch, length)`, int32 or float32: TPUs have no int64.
     """
+    parsed = tf.io.parse_example(
+        serialized,
+        {
+            feature.name: tf.io.FixedLenFeature(
+                [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
+            )
+            for feature in features
+        },
+    )
     return {
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
-        for name, value in parse_stored(serialized, features, shape).items()
+        for name, value in parsed.items()
     }
 
 
@@ -191,35 +178,52 @@ def padding_example(
     return serialize(features, zeros)
 
 
-# --- damaged records ---------------------------------------------------------
+# --- failed reads ------------------------------------------------------------
 
 
 def explain_failed_read(
     error: tf.errors.OpError,
     strategy: tf.distribute.Strategy,
-    check: Callable[[], None],
+    records: RecordSet,
 ) -> NoReturn:
     """Raises an error that says what to do after one of `TRAINING_ERRORS`.
 
     Args:
-        check: Raises an error that names the damaged records, if there are any.
+        records: The records that the step or the evaluation reads.
 
     Raises:
-        RetryError: If the records are intact.
+        UserError: If shards are damaged, or if the read would fail again.
+        RetryError: If all shards are as they were written.
         tf.errors.OpError: `error` itself, if it cannot come from reading.
     """
     # Between processes or hosts, it means that one of them is lost.
     is_cancelled = isinstance(error, tf.errors.CancelledError) and isinstance(
         strategy, tf.distribute.MirroredStrategy
     )
-    if not (
-        is_cancelled
-        or isinstance(error, READING_ERRORS)
-        or faults.is_incomplete_read(error)
-    ):
+    is_refused = isinstance(error, READING_ERRORS)
+    if not (is_cancelled or is_refused or faults.is_incomplete_read(error)):
         raise error
     logging.error("reading failed", exc_info=error)
-    check()
+    damaged = _find_damaged(records)
+    # The content of an intact shard is refused again. Without checksums, a
+    # refused shard counts as damaged.
+    is_refused_again = isinstance(error, tf.errors.InvalidArgumentError) or (
+        is_refused and not records.checksums
+    )
+    if damaged or is_refused_again:
+        named = [f"{path} has another SHA-256" for path in damaged]
+        suspects = damaged or records.files
+        directories = sorted({*map(posixpath.dirname, suspects)})
+        raise UserError(
+            "records must be intact",
+            received=f"{name_faults(named)}: {first_line(error)}"
+            if named
+            else f"{first_line(error)}, in {name_faults(directories)}",
+            remedy="`python -m data_prep.inspect_records --input_file="
+            f"{','.join(directories)}` names the records. Copy the shard "
+            "again, or delete it and run the same build_tfrecords command with "
+            "--overwrite. Training continues from its last checkpoint.",
+        )
     raise RetryError(
         "records must be readable",
         received=f"{first_line(error)}, although all records are intact",
@@ -228,80 +232,17 @@ def explain_failed_read(
     )
 
 
-def check_intact(
-    files: Sequence[str],
-    records: RecordSet,
-    config: DataConfig,
-    record_format: RecordFormat,
-) -> None:
-    """Checks shards of `records`, after an error from reading them.
+def _find_damaged(records: RecordSet) -> list[str]:
+    """The shards whose SHA-256 is not that of the metadata."""
 
-    Raises:
-        UserError: It names the first damaged record of each shard.
-    """
-    logging.warning("searching %d shards for damaged records", len(files))
+    def is_damaged(path: str) -> bool:
+        digest = hashlib.sha256()
+        with open_existing(path, "rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+        return digest.hexdigest() != records.checksums[path]
 
-    def find_fault(file: str) -> str:
-        return _first_fault(file, records, config, record_format)
-
+    paths = [path for path in records.files if path in records.checksums]
     with futures.ThreadPoolExecutor(_PARALLEL_SHARDS) as pool:
-        damaged = list(filter(None, pool.map(find_fault, files)))
-    if damaged:
-        raise UserError(
-            "records must be intact",
-            received=name_faults(damaged),
-            remedy=REMEDY,
-        )
-
-
-def _first_fault(
-    file: str,
-    records: RecordSet,
-    config: DataConfig,
-    record_format: RecordFormat,
-) -> str:
-    """Describes the first damaged record of a shard; "" if all are intact."""
-    number = 0
-    with tf.io.gfile.GFile(file, "rb") as opened:
-        stored = read_records(opened)
-        while block := list(itertools.islice(stored, _BLOCK_RECORDS)):
-            # Parsing the records one by one takes several times as long. The
-            # content of a record with a fault is empty, and so is wrong.
-            contents = [record.content for record in block]
-            if _wrong_content(contents, config, record_format):
-                for record in block:
-                    fault = record.fault or _wrong_content(
-                        [record.content], config, record_format
-                    )
-                    if fault:
-                        return (
-                            f"record {record.number} of {file}, at byte "
-                            f"{record.offset}: {fault}"
-                        )
-            number += len(block)
-    if number != (count := records.counts[file]):
-        return f"{number} records in {file}, which must hold {count}"
-    return ""
-
-
-def _wrong_content(
-    serialized: Sequence[bytes], config: DataConfig, record_format: RecordFormat
-) -> str:
-    """Describes what is wrong in some records; "" if they are intact."""
-    try:
-        stored = parse_stored(
-            tf.constant(serialized, tf.string), record_format.features, config
-        )
-    except UnicodeDecodeError:  # TensorFlow quotes bytes that are no Example
-        return "it must be a tf.train.Example"
-    except tf.errors.InvalidArgumentError as error:
-        return error.message.split("<unknown>, ")[-1].split(" [Op:")[0]
-    for name, limit in record_format.limits.items():
-        if name in stored:
-            values = stored[name].numpy()
-            if values.min() < 0 or values.max() >= limit:
-                return (
-                    f"{name} must be from 0 to below {limit}, and is from "
-                    f"{values.min()} to {values.max()}"
-                )
-    return ""
+        are_damaged = list(pool.map(is_damaged, paths))
+    return [p for p, bad in zip(paths, are_damaged, strict=True) if bad]

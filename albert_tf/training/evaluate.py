@@ -51,9 +51,8 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
-        self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
-            held_out, config.data, self._format
+            held_out, config.data, objective.record_format(held_out)
         )
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
@@ -123,22 +122,15 @@ class Evaluator:
         None if a request to stop cut the evaluation short.
 
         Raises:
-            UserError: If a record is damaged; the error names it.
+            UserError: If a shard is damaged; the error names it.
             RetryError: If reading failed, but all records are intact.
         """
         try:
             return self._collect()
         except record_format.TRAINING_ERRORS as error:
-            with self._host.watchdog.limit("the search for damaged records"):
+            with self._host.watchdog.limit("the search for damaged shards"):
                 record_format.explain_failed_read(
-                    error,
-                    self._host.strategy,
-                    lambda: record_format.check_intact(
-                        self._held_out.files,
-                        self._held_out,
-                        self._config.data,
-                        self._format,
-                    ),
+                    error, self._host.strategy, self._held_out
                 )
 
     def _collect(

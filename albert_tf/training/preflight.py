@@ -32,7 +32,7 @@ from albert_tf.cluster.workers import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.input.record_format import READING_ERRORS
+from albert_tf.input.record_format import READING_ERRORS, explain_failed_read
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io import faults
 from albert_tf.io.artifact import check_writable
@@ -381,9 +381,9 @@ def _train(trainer: Trainer, number: int) -> None:
     trainer.times = Times()
     try:
         trainer.advance(position.step + number)
-    except READING_ERRORS:
-        trainer.stream.check_intact(position.step, position.step + number)
-        raise
+    except READING_ERRORS as error:
+        records = trainer.stream.locate(position.step)[0].records
+        explain_failed_read(error, trainer.host.strategy, records)
 
 
 @contextlib.contextmanager

@@ -227,7 +227,7 @@ class Run:
             try:
                 stops = self.trainer.advance(boundary)
             except TRAINING_ERRORS as error:
-                self._explain_failed_step(error, boundary)
+                self._explain_failed_step(error)
             if position.step < boundary:
                 return self._stop_early()
             if not self._end_loop():
@@ -443,18 +443,11 @@ class Run:
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
         )
 
-    def _explain_failed_step(
-        self, error: tf.errors.OpError, boundary: int
-    ) -> NoReturn:
-        """Raises an error; batches were requested up to `boundary`."""
-        with self.host.watchdog.limit("the search for damaged records"):
-            explain_failed_read(
-                error,
-                self.host.strategy,
-                lambda: self.trainer.stream.check_intact(
-                    self.position.step, boundary
-                ),
-            )
+    def _explain_failed_step(self, error: tf.errors.OpError) -> NoReturn:
+        """Raises an error that says what to do after a failed read."""
+        records = self.trainer.stream.locate(self.position.step)[0].records
+        with self.host.watchdog.limit("the search for damaged shards"):
+            explain_failed_read(error, self.host.strategy, records)
 
 
 def _log_start(

@@ -171,8 +171,6 @@ def test_sets_alternate_in_proportion_to_weights(tmp_path, weights):
         for start in (1, 39, 40, 90):
             found = stream(records, start, 40, **settings)
             assert found == straight[start : start + 40]
-    lane = pipeline.Lane.of(0, records, DataConfig(global_batch_size=2), 7)
-    assert {*lane.shards_between(0, 39)} <= {*records.files}
 
 
 def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(

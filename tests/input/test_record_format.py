@@ -1,5 +1,6 @@
-"""Records damaged on purpose: reading fails, and the search names them."""
+"""Records damaged on purpose: reading fails, and the error names the shard."""
 
+import dataclasses
 import io
 import re
 import shutil
@@ -8,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.input import batch_stream, record_format
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.pipeline import shuffled_shards
 from albert_tf.input.record_format import (
+    READING_ERRORS,
+    explain_failed_read,
     serialize,
 )
 from albert_tf.input.record_sets import find_training_data
@@ -83,44 +84,23 @@ def change(shard, number, feature, edit):
             writer.write(record)
 
 
-def damage_content(shard, number):
-    content = shard.read_bytes()
-    shard.write_bytes(flip(content, offsets_of(shard)[number] + 52))
-
-
 def flip(content, at):
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-NO_EXAMPLE = b"\xff\xfe"
-OF_30 = "record 30 of {shard}, at byte {at}: "
+NO_EXAMPLE = b"\x0a"  # a field without its length
 
 # How record 30 is damaged: new bytes of the shard, at the offsets of its
-# records, or new values of a feature; and what the search says.
+# records, or new values of a feature.
 DAMAGE = {
-    "content": (lambda b, o: flip(b, o[30] + 12 + 40), OF_30 + "its content"),
-    "checksum": (lambda b, o: flip(b, o[31] - 1), OF_30 + "its content"),
-    "length": (lambda b, o: flip(b, o[30] + 1), OF_30 + "its length"),
-    "cut off": (lambda b, o: b[: o[30] + 30], OF_30 + "must have"),
-    # All checksums fit: the shard ends after a complete record.
-    "cut between": (
-        lambda b, o: b[: o[30]],
-        "30 records in {shard}, which must hold {count}",
-    ),
-    "appended": (
-        lambda b, o: b + b[: o[1]],
-        "{more} records in {shard}, which must hold {count}",
-    ),
-    "no message": (
-        lambda b, o: b[: o[30]] + framed(NO_EXAMPLE) + b[o[31] :],
-        OF_30 + "it must be a tf.train.Example",
-    ),
-    "short": (("input_ids", lambda ids: ids[:-1]), OF_30 + "Key: input_ids"),
-    "label": (
-        ("next_sentence_labels", lambda _: [2]),
-        OF_30 + "next_sentence_labels must be from 0 to below 2, and is from "
-        "2 to 2",
-    ),
+    "content": lambda b, o: flip(b, o[30] + 12 + 40),
+    "length": lambda b, o: flip(b, o[30] + 1),
+    "cut off": lambda b, o: b[: o[30] + 30],
+    # The shard ends after a complete record.
+    "cut between": lambda b, o: b[: o[30]],
+    "appended": lambda b, o: b + b[: o[1]],
+    "no message": lambda b, o: b[: o[30]] + framed(NO_EXAMPLE) + b[o[31] :],
+    "short": ("input_ids", lambda ids: ids[:-1]),
 }
 
 
@@ -132,84 +112,45 @@ def framed(content):
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_record_is_named(make_stream, shards, name):
-    """Of the shards of all lanes."""
-    damage, message = DAMAGE[name]
-    shard = shards[1]
-    offsets = offsets_of(shard)
-    count = len(offsets) - 1
+def test_a_failed_read_names_the_shard_and_the_command(
+    make_stream, shards, name
+):
+    """The command `inspect_records` names the record."""
+    damage, shard = DAMAGE[name], shards[1]
     if callable(damage):
+        offsets = offsets_of(shard)
         shard.write_bytes(damage(shard.read_bytes(), offsets))
     else:
         change(shard, 30, *damage)
     stream = make_stream(global_batch_size=12, input_lanes=3)
-    steps = 3 * count // 4
-    with pytest.raises(UserError) as raised:
-        stream.check_intact(0, steps)
-    named = message.format(
-        shard=shard, at=offsets[30], count=count, more=count + 1
-    )
-    assert named in str(raised.value)
-    assert "Copy the shard again, or delete it" in str(raised.value)
-    if name not in ("label", "no message"):
-        with pytest.raises(record_format.READING_ERRORS):
-            list(stream.open(0)(ONE).take(steps))
-
-
-def test_one_damaged_record_of_each_shard_is_named(make_stream, shards):
-    for shard, numbers in zip(shards, ([3, 7], [], [5]), strict=True):
-        for number in numbers:
-            damage_content(shard, number)
-    with pytest.raises(UserError) as raised:
-        make_stream().check_intact(0, 200)
-    assert str(raised.value).count("; ") == 1
-    assert f"record 3 of {shards[0]}" in str(raised.value)
-    assert f"record 5 of {shards[2]}" in str(raised.value)
-
-
-def test_only_shards_near_the_steps_are_searched(
-    make_stream, shards, monkeypatch
-):
-    """The smaller set of a mixture is read all along, the other in turn."""
-    monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
-    one, two, three = map(str, shards)
-    stream = make_stream(
-        input_file=(),
-        dataset=(f"a={one},{three}", f"b={two}"),
-        data_schedule="0:a+b",
-        shuffle_block_size=16,
-    )
-    searched = []
-
-    def note(files, *_):
-        searched.append(files)
-
-    monkeypatch.setattr(record_format, "check_intact", note)
     records = stream.locate(0)[0].records
-    (first, second), (third, _) = (
-        shuffled_shards(records, SEED, epoch)[0][0].numpy().astype(str).tolist()
-        for epoch in range(2)
-    )
-    steps = records.num_records // 8
-    for step, files in (
-        (0, {first, two}),
-        (steps - 6, {second, two}),
-        (steps, {second, third, two}),
-        (steps + 4, {third, two}),
-    ):
-        stream.check_intact(step, step)
-        assert searched.pop() == sorted(files)
+    with pytest.raises(READING_ERRORS) as failed:
+        list(stream.open(0)(ONE).take(records.num_records // 12 + 1))
+    strategy = tf.distribute.get_strategy()
+    with pytest.raises(UserError) as raised:
+        explain_failed_read(failed.value, strategy, records)
+    assert f"{shard} has another SHA-256" in str(raised.value)
+    command = f"inspect_records --input_file={shard.parent}`"
+    assert command in str(raised.value)
+    assert "Copy the shard again, or delete it" in str(raised.value)
+    assert not any(str(other) in str(raised.value) for other in shards[::2])
+
+    # Without checksums, as google-research/albert's records.
+    unknown = dataclasses.replace(records, checksums={})
+    with pytest.raises(UserError) as raised:
+        explain_failed_read(failed.value, strategy, unknown)
+    assert command in str(raised.value)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_the_run_stops_and_names_the_record(copied, tmp_path, split):
+def test_the_run_stops_and_names_the_shard(copied, tmp_path, split):
     """A token id that no vocabulary has."""
     for shard in (copied / split).glob("*.tfrecord"):
         change(shard, 2, "input_ids", lambda ids: [10**6, *ids[1:]])
     config = tiny_run.make_config(
         copied, tmp_path / "run", shuffle_block_size=1, num_train_steps=2
     )
-    with pytest.raises(UserError, match=f"record 2 of .*{split}.* to 1000000"):
+    with pytest.raises(UserError, match=f"{split}.* has another.* = 1000000"):
         train(config)
 
 

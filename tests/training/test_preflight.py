@@ -204,7 +204,7 @@ def test_a_run_to_resume_is_not_changed(source, tiny_records, tmp_path, capsys):
     assert "at step 8" in checks["loss"]
 
 
-def test_a_damaged_record_is_named(tiny_records, tmp_path, capsys):
+def test_a_damaged_shard_is_named(tiny_records, tmp_path, capsys):
     copy = shutil.copytree(tiny_records, tmp_path / "records")
     for shard in (copy / "train").glob("*.tfrecord"):
         content = bytearray(shard.read_bytes())
@@ -214,7 +214,7 @@ def test_a_damaged_record_is_named(tiny_records, tmp_path, capsys):
     checks, status = check_all(config, capsys)
     assert status == 1
     assert "FAIL: " in checks["steps"]
-    assert "record 0 of " in checks["steps"]
+    assert "has another SHA-256" in checks["steps"]
     assert not (tmp_path / "run").exists()
 
 
