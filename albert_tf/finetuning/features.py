@@ -17,7 +17,6 @@ the same result.
 import functools
 import json
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,6 +49,7 @@ from albert_tf.io.files import (
 )
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.features import METADATA_FILE, sha256_of
+from albert_tf.records.gaps import fill_gaps
 from albert_tf.records.questions import WindowMaker
 from albert_tf.records.tokenization import (
     ModelInputs,
@@ -230,23 +230,6 @@ def _word_records(
             "word_numbers": numbers,
             "token_labels": labels,
         }
-
-
-# A gap of a question, as "____ ." or "_."; not the underscore of "user_name".
-_GAP = re.compile(r"(?<!\w)_+|_+(?!\w)")
-
-
-def fill_gaps(question: str, choice: str) -> str:
-    """Puts a choice into each gap of its question, or else after it.
-
-    Example:
-        >>> fill_gaps("Paris lies on the ____ .", "Seine")
-        'Paris lies on the Seine .'
-        >>> fill_gaps("What does user_name hold?", "a name")
-        'What does user_name hold? a name'
-    """
-    filled, num_gaps = _GAP.subn(lambda _: choice, question)
-    return filled if num_gaps else f"{question} {choice}"
 
 
 def _choice_records(

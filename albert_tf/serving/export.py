@@ -55,6 +55,7 @@ from albert_tf.serving.text_tokenizer import (
     PackedTexts,
     TextTokenizer,
     cut,
+    fill_gaps,
     join,
     pack,
 )
@@ -644,7 +645,7 @@ def _choice_signatures(
         question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
     ) -> Outputs:
         assert tokenizer is not None
-        joined = tf.reshape(_join_choices(question, choices), [-1])
+        joined = tf.reshape(fill_gaps(question, choices), [-1])
         # [CLS] context [SEP] question choice [SEP], as in training: question
         # and choice keep their last tokens, the context loses its end.
         room = run.data.max_seq_length - 3
@@ -667,26 +668,3 @@ def _choice_signatures(
         texts = [*_strings("question", "context"), choices]
         signatures["choose_text"] = _signature(from_text, texts)
     return signatures
-
-
-def _join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
-    """The second text of each choice, string, `(batch, num_choices)`.
-
-    As in training, a choice replaces each "_" of its question. If the question
-    has no "_", the choice follows it.
-    """
-    num_choices = choices.shape[1]
-    parts = tf.strings.split(tf.repeat(questions, num_choices), sep="_")
-    flat = tf.gather(tf.reshape(choices, [-1]), parts.value_rowids())
-    is_first = tf.ragged.range(parts.row_lengths()).values == 0
-    filled = parts.with_values(tf.where(is_first, "", flat) + parts.values)
-    return tf.where(
-        tf.strings.regex_full_match(questions, "(?s).*_.*")[:, tf.newaxis],
-        tf.reshape(
-            tf.strings.unsorted_segment_join(
-                filled.values, filled.value_rowids(), filled.nrows()
-            ),
-            tf.shape(choices),
-        ),
-        questions[:, tf.newaxis] + " " + choices,
-    )

@@ -23,6 +23,7 @@ import tensorflow as tf
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import open_existing
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
+from albert_tf.records.gaps import GAP, gap_rules
 from albert_tf.records.tokenization import (
     GOOGLE_ALBERT,
     MASK_PIECE,
@@ -255,3 +256,33 @@ def _unmark(pieces: list[str]) -> np.ndarray:
             rest = piece[len(WORD_MARK) :]
             unmarked[i] = ids.get(rest, UNK_ID) if rest else _DROPPED
     return unmarked
+
+
+def fill_gaps(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
+    """As `records.gaps.fill_gaps`, in the graph.
+
+    Args:
+        questions: string, `(batch,)`.
+        choices: string, `(batch, num_choices)`.
+
+    Returns:
+        The second text of each choice, string, `(batch, num_choices)`.
+    """
+    num_choices = choices.shape[1]
+    marked = questions
+    for pattern, replacement in gap_rules(r"\pL\pN"):
+        marked = tf.strings.regex_replace(marked, pattern, replacement)
+    parts = tf.strings.split(tf.repeat(marked, num_choices), sep=GAP)
+    flat = tf.gather(tf.reshape(choices, [-1]), parts.value_rowids())
+    is_first = tf.ragged.range(parts.row_lengths()).values == 0
+    filled = parts.with_values(tf.where(is_first, "", flat) + parts.values)
+    return tf.where(
+        tf.strings.regex_full_match(marked, f"(?s).*{GAP}.*")[:, tf.newaxis],
+        tf.reshape(
+            tf.strings.unsorted_segment_join(
+                filled.values, filled.value_rowids(), filled.nrows()
+            ),
+            tf.shape(choices),
+        ),
+        questions[:, tf.newaxis] + " " + choices,
+    )

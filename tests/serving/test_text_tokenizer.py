@@ -13,8 +13,10 @@ import tensorflow as tf
 from albert_tf.records.tokenization import Tokenizer, join, normalize
 from albert_tf.serving.text_tokenizer import (
     TextTokenizer,
+    fill_gaps,
     pack,
 )
+from tests.helpers.gap_cases import GAP_CASES
 
 PUBLISHED = "tests/testdata/30k-clean.model"
 TESTDATA = pathlib.Path("tests/testdata")
@@ -130,3 +132,11 @@ def test_pairs_are_cut_as_in_bert():
         wanted = join(*map(list, zip(*pairs, strict=True)))
         for name, values in wanted._asdict().items():
             np.testing.assert_array_equal(getattr(packed, name), values)
+
+
+def test_choices_fill_gaps_as_in_training():
+    """The cases are those of the function in Python."""
+    questions, choices, filled = zip(*GAP_CASES, strict=True)
+    pairs = [[choice, "other"] for choice in choices]
+    found = fill_gaps(tf.constant(questions), tf.constant(pairs)).numpy()
+    assert [text.decode() for text in found[:, 0]] == list(filled)
