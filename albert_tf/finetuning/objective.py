@@ -50,6 +50,7 @@ from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
     Objective,
     Scalars,
+    correctness,
     weighted_sums,
 )
 
@@ -385,11 +386,11 @@ def _sums_of_tags(
 
 
 def _sums(
-    batch: _Tensors, losses: tf.Tensor, is_correct: tf.Tensor | None = None
+    batch: _Tensors, losses: tf.Tensor, correct: tf.Tensor | None = None
 ) -> Scalars:
     """The sums of values of each example, `(batch,)`."""
     weights = batch["example_weight"][:, 0]
-    values = {"loss": losses, "correct": is_correct}
+    values = {"loss": losses, "correct": correct}
     return {"label_weight_sum": tf.reduce_sum(weights)} | {
         f"label_{name}_sum": tf.reduce_sum(weights * tf.cast(v, tf.float32))
         for name, v in values.items()
@@ -402,8 +403,11 @@ def _sums_of_lists(
 ) -> Scalars:
     logits, labels = outputs["logits"], batch["labels"]
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
-    is_correct = tf.reduce_all((logits > 0) == (labels > 0), axis=-1)
-    return _sums(batch, tf.reduce_mean(losses, -1), is_correct)
+    # A class applies if its logit is above that of not applying, 0.
+    both = tf.stack([tf.zeros_like(logits), logits], axis=-1)
+    of_classes = correctness(both, tf.cast(labels > 0, tf.int32))
+    correct = tf.reduce_prod(of_classes, axis=-1)
+    return _sums(batch, tf.reduce_mean(losses, -1), correct)
 
 
 def _sums_of_values(
@@ -427,9 +431,8 @@ def _sums_of_spans(
         losses += 0.5 * tf.nn.sigmoid_cross_entropy_with_logits(
             is_impossible, outputs["null_logits"]
         )
-    is_correct = tf.argmax(start_logits, -1, tf.int32) == starts
-    is_correct &= tf.argmax(end_logits, -1, tf.int32) == ends
-    return _sums(batch, losses, is_correct)
+    correct = correctness(start_logits, starts) * correctness(end_logits, ends)
+    return _sums(batch, losses, correct)
 
 
 _SUMS: Mapping[str, Callable[..., Scalars]] = {

@@ -31,8 +31,6 @@ def weighted_sums(
 ) -> Scalars:
     """Sums the cross-entropy and the correct predictions of a classifier.
 
-    A prediction is correct if no logit is larger than that of the label.
-
     Args:
         name: Prefix of the keys returned.
         logits: float32, `(..., classes)`.
@@ -43,17 +41,35 @@ def weighted_sums(
         `NAME_weight_sum`.
     """
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    # Not argmax: on a TPU, it reads the logits once more, while the softmax of
-    # the losses needs their maximum anyway.
-    logits = tf.stop_gradient(logits)
-    of_labels = tf.gather(logits, labels, axis=-1, batch_dims=labels.shape.rank)
-    is_correct = of_labels >= tf.reduce_max(logits, axis=-1)
-    correct = tf.cast(is_correct, tf.float32)
+    correct = correctness(logits, labels)
     return {
         f"{name}_loss_sum": tf.reduce_sum(weights * losses),
         f"{name}_correct_sum": tf.reduce_sum(weights * correct),
         f"{name}_weight_sum": tf.reduce_sum(weights),
     }
+
+
+def correctness(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """1 for a right prediction, 0 for a wrong one, 1/n for one of n equal ones.
+
+    So a model that cannot tell classes apart has the accuracy of chance.
+
+    Args:
+        logits: float32, `(..., classes)`.
+        labels: int32, `(...)`.
+
+    Returns:
+        float32, `(...)`, without gradient. 0 if the logits are NaN.
+    """
+    # Not argmax: on a TPU, it reads the logits once more, while the softmax of
+    # the losses needs their maximum anyway.
+    logits = tf.stop_gradient(logits)
+    largest = tf.reduce_max(logits, axis=-1, keepdims=True)
+    is_largest = tf.cast(logits >= largest, tf.float32)
+    of_labels = tf.gather(
+        is_largest, labels, axis=-1, batch_dims=labels.shape.rank
+    )
+    return tf.math.divide_no_nan(of_labels, tf.reduce_sum(is_largest, axis=-1))
 
 
 class Objective(abc.ABC):

@@ -53,3 +53,47 @@ def test_the_sums_of_spans_are_those_of_the_formula(squad_head):
     )
     assert float(sums["label_correct_sum"]) == 1.0
     assert float(sums["label_weight_sum"]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("head", "outputs", "labels", "expected"),
+    [
+        (
+            TaskHeadConfig("classification", ("no", "yes", "maybe")),
+            {"logits": np.zeros((1, 3))},
+            {"label": [[1]]},
+            1 / 3,
+        ),
+        (
+            TaskHeadConfig("multiple_choice", num_choices=4),
+            {"logits": np.zeros((1, 4))},
+            {"label": [[0]]},
+            1 / 4,
+        ),
+        (
+            TaskHeadConfig("multi_label_classification", ("joy", "fear")),
+            {"logits": np.array([[0.0, 3.0]])},
+            {"labels": np.float32([[0, 1]])},
+            1 / 2,
+        ),
+        (
+            TaskHeadConfig(QUESTION_ANSWERING),
+            {
+                "start_logits": np.zeros((1, 5)),
+                "end_logits": np.array([[0.0, 0, 2, 2, 0]]),
+            },
+            {"start_position": [[0]], "end_position": [[2]]},
+            1 / 10,
+        ),
+    ],
+)
+def test_a_model_that_cannot_tell_is_right_by_chance(
+    head, outputs, labels, expected
+):
+    sums = task_sums(
+        head,
+        {name: tf.constant(v, tf.float32) for name, v in outputs.items()},
+        {"example_weight": tf.ones((1, 1))}
+        | {name: tf.constant(values) for name, values in labels.items()},
+    )
+    assert float(sums["label_correct_sum"]) == pytest.approx(expected)
