@@ -1,9 +1,8 @@
 """Settings of sequence lengths, masking and training records."""
 
 import dataclasses
-import math
 
-from albert_tf.config.settings import Config, parse_phases, setting
+from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
 SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
@@ -82,16 +81,7 @@ class MaskingConfig(SequenceConfig):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(MaskingConfig):
-    """Training and evaluation records, and how they are read.
-
-    Example:
-        >>> config = DataConfig(
-        ...     dataset=("wiki=wiki/*.tfrecord", "books=books/*.tfrecord"),
-        ...     data_schedule="0:wiki,125000:wiki+books",
-        ... )
-        >>> config.data_phases()
-        ((0, ('wiki',)), (125000, ('wiki', 'books')))
-    """
+    """Training and evaluation records, and how they are read."""
 
     # Paths may change: `runs/directory.py` compares names and checksums of
     # the shards.
@@ -149,26 +139,10 @@ class DataConfig(MaskingConfig):
         "Number of separate streams of shards. Each fills an equal part of "
         "every batch, so that a host reads only the shards of its own part. "
         "Use a multiple of the number of hosts that divides the number of "
-        "shards of each directory or dataset, e.g. 64. The order of the "
+        "shards of each directory, e.g. 64. The order of the "
         "records depends on input_lanes, not on the hosts.",
         at_least=1,
         divides="global_batch_size",
-    )
-    dataset: tuple[str, ...] = setting(
-        (),
-        "A named set of training records for data_schedule, as NAME=FILES, "
-        "where FILES are comma-separated files or globs. Give the flag once "
-        "per set, e.g. --dataset='wiki=gs://bucket/wiki/train/*.tfrecord'.",
-        repeated=True,
-        affects="nothing",
-    )
-    data_schedule: str = setting(
-        "",
-        "Training records by step, as STEP:NAME[+NAME...],..., instead of "
-        "input_file, e.g. 0:wiki,125000:wiki+books. Define each name with "
-        "dataset. + joins sets: their records are interleaved in proportion "
-        "to the sizes of the sets, so that an epoch reads each record once, "
-        "or to weights that add up to 1, e.g. 0:wiki*0.7+books*0.3.",
     )
     synthetic_input: bool = setting(
         False,
@@ -178,78 +152,7 @@ class DataConfig(MaskingConfig):
 
     def check(self) -> None:
         super().check()
-        self.data_phases()
-        if self.synthetic_input and (self.input_file or self.data_schedule):
+        if self.synthetic_input and self.input_file:
             raise UserError(
-                "synthetic_input replaces input_file and data_schedule: only "
-                "one may be given"
+                "synthetic_input replaces input_file: only one may be given"
             )
-
-    def datasets(self) -> dict[str, tuple[str, ...]]:
-        """The files or globs of each named dataset.
-
-        Raises:
-            UserError: If one is malformed, or a name is used twice.
-        """
-        found: dict[str, tuple[str, ...]] = {}
-        for text in self.dataset:
-            name, _, files = text.partition("=")
-            if not name.isidentifier() or not files or name in found:
-                raise UserError(
-                    "dataset must be NAME=FILES, each name once",
-                    received=repr(text),
-                    remedy="Example: --dataset=wiki=records/wiki/*.tfrecord",
-                )
-            found[name] = tuple(files.split(","))
-        return found
-
-    def data_phases(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """`data_schedule` as (first step, dataset names), steps rising.
-
-        A name may end with a weight, e.g. "wiki*0.7".
-
-        Raises:
-            UserError: If the schedule is malformed, or names an unknown
-                dataset.
-        """
-        datasets = self.datasets()
-        if not self.data_schedule:
-            if datasets:
-                raise UserError(
-                    "dataset needs a data_schedule that names it",
-                    received=", ".join(datasets),
-                    remedy="Example: --data_schedule=0:wiki",
-                )
-            return ()
-        if self.input_file:
-            raise UserError(
-                "data_schedule replaces input_file: only one may be given",
-                received=f"{self.data_schedule!r} and {self.input_file!r}",
-            )
-
-        def parse_names(text: str) -> tuple[str, ...]:
-            names = tuple(text.split("+"))
-            parts = [name.partition("*") for name in names]
-            if not {name for name, *_ in parts} <= set(datasets):
-                raise ValueError(f"not names of --dataset: {text!r}")
-            if "*" in text:
-                weights = [float(weight or 0) for *_, weight in parts]
-                if min(weights) <= 0 or not math.isclose(sum(weights), 1):
-                    raise UserError(
-                        "the weights of data_schedule must be above 0 and add "
-                        "up to 1",
-                        received=repr(text),
-                        remedy="Example: 0:wiki*0.7+books*0.3",
-                    )
-            return names
-
-        try:
-            return parse_phases(self.data_schedule, parse_names)
-        except ValueError:
-            raise UserError(
-                "data_schedule must be STEP:NAME[+NAME...],... with rising "
-                "steps from 0 and names of --dataset",
-                received=f"{self.data_schedule!r}, with "
-                f"{', '.join(datasets) or 'no dataset'}",
-                remedy="Example: 0:wiki,125000:wiki+books",
-            ) from None

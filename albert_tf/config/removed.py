@@ -3,6 +3,8 @@
 # The end of the sentence "--NAME was removed: ...", one line a flag, sorted.
 REMOVED: dict[str, str] = {
     "data_file": "run_finetuning --mode=eval scores a model on --dev_file",
+    "data_schedule": "train a second run, with --init_checkpoint of the first",
+    "dataset": "name the files of all sets in --input_file",
     "eval_minimal_pairs": "measure checkpoints with albert-tf score",
     "eval_pairs_per_file": "measure checkpoints with albert-tf score",
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",

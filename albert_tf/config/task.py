@@ -275,7 +275,7 @@ class FinetuningDataConfig(
     # They have no effect or a fixed value: the command finds the records, every
     # record is evaluated, and records hold neither masks nor several examples.
     without_flags=(
-        *("input_file", "eval_input_file", "dataset", "data_schedule"),
+        *("input_file", "eval_input_file"),
         *("synthetic_input", "input_lanes", "packing", "max_examples_per_row"),
         *("masked_lm_prob", "ngram", "max_predictions_per_seq"),
         "max_eval_steps",

@@ -304,7 +304,6 @@ class TrainingConfig(Config, affects="nothing"):
         2.0,
         "Largest difference, in nats, between the mean loss of a device loop "
         "and the lowest one so far; a larger difference counts as divergence. "
-        "Where data_schedule changes the records, the lowest loss is reset. "
         "0: only NaN and infinity count as divergence.",
         at_least=0,
     )

@@ -303,7 +303,6 @@ class FeatureFiles(NamedTuple):
         counts = self.splits[split]
         return RecordSet(
             {path(name): count for name, count in counts.items()},
-            (self.names(split),),
             checksums={path(name): self.checksums[name] for name in counts},
             directory=self.directory,
         )

@@ -28,7 +28,7 @@ from albert_tf.finetuning.features import (
 )
 from albert_tf.finetuning.tasks import DEV, TRAIN
 from albert_tf.input.record_format import Batch, RecordFormat
-from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.interop import formats
 from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.io import shipped
@@ -214,11 +214,11 @@ class Finetuning(Objective):
         if config.head.kind == REGRESSION:
             self.metric_names = ("loss",)
 
-    def find_training_data(self) -> TrainingData:
-        return TrainingData((Phase(0, "", self._files.records(TRAIN)),))
+    def find_training_data(self) -> RecordSet:
+        return self._files.records(TRAIN)
 
     def find_held_out(
-        self, data: TrainingData | None = None
+        self, records: RecordSet | None = None
     ) -> RecordSet | None:
         if DEV not in self._files.splits:
             return None
@@ -252,7 +252,7 @@ class Finetuning(Objective):
         return model
 
     def initial_weights(
-        self, data: TrainingData
+        self, records: RecordSet
     ) -> warm_start.WarmStart | None:
         weights = self._base.weights
         return plan_start(self._config, weights) if weights else None

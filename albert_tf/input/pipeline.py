@@ -2,12 +2,10 @@
 
 The seed, the shards, `--shuffle_block_size` and `--input_lanes` determine the
 order of the records. An epoch reads the shards in a shuffled order, divides the
-stream into blocks, and shuffles each block. If there are several sources, i.e.
-directories or datasets (`RecordSet.files_by_source`), the shards of each are
-shuffled, and their records alternate, in proportion to their sizes, before the
-stream is divided into blocks. With weights, they alternate in proportion to
-these: an epoch has as many records, of which a small source gives some again,
-each time in another order of shards, and a large one not all.
+stream into blocks, and shuffles each block. If the shards are in several
+directories, those of each are shuffled, and their records alternate, in
+proportion to the sizes of the directories, before the stream is divided into
+blocks.
 
 With global batches of B records, batch n holds records [n * B, (n + 1) * B) of
 the endless stream. With `--input_lanes` above 1, there are several such streams
@@ -52,9 +50,7 @@ _LANE_KEY = 0xD1B54A32D192ED03
 CHOICES_AT_A_TIME = 1024
 
 # So many synthetic records that no run reaches the end of an epoch.
-SYNTHETIC_RECORDS = RecordSet(
-    {"synthetic_input": 2**40}, (("synthetic_input",),)
-)
+SYNTHETIC_RECORDS = RecordSet({"synthetic_input": 2**40})
 
 # The argument of `strategy.distribute_datasets_from_function`. An element of
 # the dataset is one replica's batch.
@@ -224,53 +220,35 @@ def shuffled_shards(
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Returns the shards that an epoch reads from record `begin` on.
 
-    A source is read again and again, each pass in another order of its shards;
-    an epoch goes on where the one before ended.
-
     Returns:
-        Of each source, its shards, string, and the number of records of the
+        Of each directory, its shards, string, and the number of records of the
         first shard to skip, int64.
     """
+    key = _epoch_key(seed, epoch)
     return [
         _shards_from(
-            [(file, records.counts[file]) for file in files],
-            tf.cast(epoch, tf.int64) * wanted + before,
-            wanted,
-            seed,
+            [(file, records.counts[file]) for file in files], position, key
         )
-        for files, wanted, before in zip(
-            records.files_by_source,
-            records.records_of_epoch(),
-            records.num_by_source(begin),
+        for files, position in zip(
+            records.files_by_directory,
+            records.num_by_directory(begin),
             strict=True,
         )
     ]
 
 
 def _shards_from(
-    shards: Sequence[tuple[str, int]],
-    position: tf.Tensor,
-    number: int,
-    seed: int,
+    shards: Sequence[tuple[str, int]], position: int, key: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The shards of `number` records from `position` of an endless source."""
+    """The shards of a directory in shuffled order, from a record on."""
     files = tf.constant([file for file, _ in shards], tf.string)
     sizes = tf.constant([size for _, size in shards], tf.int64)
-    size = max(sum(size for _, size in shards), 1)
-    # A source of which an epoch reads every record once needs one pass.
-    passes = 1 if number in (0, size) else -(-number // size) + 1
-    orders = [
-        tf.random.experimental.stateless_shuffle(
-            tf.range(len(shards)), _epoch_key(seed, position // size + n)
-        )
-        for n in range(passes)
-    ]
-    order, skip = tf.concat(orders, axis=0), position % size
-    of_order = tf.gather(sizes, order)
+    order = tf.random.experimental.stateless_shuffle(tf.range(len(shards)), key)
+    files, sizes = tf.gather(files, order), tf.gather(sizes, order)
     # Shards that end before the position are not read.
-    is_left = tf.cumsum(of_order) > skip
-    skipped = tf.reduce_sum(tf.where(is_left, tf.zeros_like(skip), of_order))
-    return tf.gather(files, tf.boolean_mask(order, is_left)), skip - skipped
+    is_left = tf.cumsum(sizes) > position
+    skipped = tf.reduce_sum(tf.where(is_left, tf.zeros_like(sizes), sizes))
+    return tf.boolean_mask(files, is_left), position - skipped
 
 
 def shuffled_stream(
@@ -320,8 +298,8 @@ def _alternating(
         return sets[0]
 
     def choose(positions: tf.Tensor) -> tf.Tensor:
-        before = tf.stack(records.num_by_source(positions))
-        after = tf.stack(records.num_by_source(positions + 1))
+        before = tf.stack(records.num_by_directory(positions))
+        after = tf.stack(records.num_by_directory(positions + 1))
         return tf.argmax(after - before)
 
     choices = (

@@ -3,17 +3,15 @@
 Shards are found by file name and checked against the `metadata.json` in their
 directory before any device is initialized. google-research/albert writes no
 metadata: the records of such shards are counted by reading them, and the first
-record of each shard shows the lengths of the features. A run trains on one set
-of records (`--input_file`), or changes sets at given steps (`--data_schedule`).
+record of each shard shows the lengths of the features.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +34,9 @@ from albert_tf.records import features
 # A packed record has slots for masked tokens as these settings need them.
 _MASKING = ("masked_lm_prob", "ngram", "max_predictions_per_seq")
 
+# The metadata of each directory; None for records of google-research/albert.
+_MetadataOf: TypeAlias = Mapping[str, features.RecordsMetadata | None]
+
 
 @dataclasses.dataclass(frozen=True)
 class RecordSet:
@@ -43,9 +44,6 @@ class RecordSet:
 
     Attributes:
         counts: Number of records in each file, by path, sorted.
-        files_by_source: The files of each source: of a dataset, or of a
-            directory. Training alternates between the records of several
-            sources; see `num_by_source`.
         checksums: SHA-256 of each file whose metadata has it.
         metadata: The metadata of the first directory with metadata, but the
             mean unigram entropy of all; None for google-research's records.
@@ -54,21 +52,16 @@ class RecordSet:
             not packed.
         useful_share: Fraction of the positions that hold tokens, not padding;
             None if it is not known.
-        weights: Fraction of the records of an epoch that each source gives;
-            empty for that of its size.
 
     Example:
-        >>> records = RecordSet(
-        ...     {"books": 2, "wiki": 4}, (("books",), ("wiki",))
-        ... )
+        >>> records = RecordSet({"books/a": 2, "wiki/a": 3, "wiki/b": 1})
         >>> records.num_records
         6
-        >>> [records.num_by_source(position) for position in (0, 3, 6)]
+        >>> [records.num_by_directory(position) for position in (0, 3, 6)]
         [[0, 0], [1, 2], [2, 4]]
     """
 
     counts: Mapping[str, int]
-    files_by_source: tuple[tuple[str, ...], ...]
     checksums: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: features.RecordsMetadata | None = None
     directory: str = ""
@@ -96,67 +89,59 @@ class RecordSet:
         """Number of records in all files: the rows of an epoch."""
         return sum(self.counts.values())
 
-    def num_by_source(self, position: Any) -> list[Any]:
-        """Number of records of each source among the first `position` ones.
+    @property
+    def files_by_directory(self) -> tuple[tuple[str, ...], ...]:
+        """The files of each directory, in the order of `files`.
 
-        It is proportional to the size of the source, or its weight, up to a
-        difference below the number of sources. Without weights, an epoch reads
-        every record once.
+        A build shuffles only its own records, so training alternates between
+        directories.
+        """
+        groups: dict[str, list[str]] = {}
+        for file in self.counts:
+            groups.setdefault(posixpath.dirname(file), []).append(file)
+        return tuple(tuple(files) for files in groups.values())
+
+    def num_by_directory(self, position: Any) -> list[Any]:
+        """Number of records of each directory among the first `position` ones.
+
+        It is proportional to the size of the directory, up to a difference
+        below the number of directories. An epoch reads every record once.
 
         Args:
             position: An integer or int64 tensor; so are the numbers.
         """
-        rest, counts = self.num_records, []
-        for size in self.records_of_epoch():
-            # The source gets its proportion of the positions that the earlier
-            # sources leave. That number also grows by at most one at a time.
-            counts.append(position * size // max(rest, 1))
-            position -= counts[-1]
+        rest = self.num_records
+        numbers = []
+        for size in self.sizes():
+            # The directory gets its proportion of the positions that the
+            # earlier ones leave. That number also grows by at most one at a
+            # time.
+            number = position * size // max(rest, 1)
+            numbers.append(number)
+            position -= number
             rest -= size
-        return counts
-
-    def records_of_epoch(self) -> list[int]:
-        """The number of records of each source in an epoch."""
-        if not self.weights:
-            return self.sizes()
-        ends = [
-            round(self.num_records * part)
-            for part in itertools.accumulate(self.weights)
-        ]
-        return np.diff(ends, prepend=0).tolist()
+        return numbers
 
     def sizes(self) -> list[int]:
-        """Returns the number of records of each source."""
+        """Returns the number of records of each directory."""
         return [
             sum(self.counts[file] for file in files)
-            for files in self.files_by_source
+            for files in self.files_by_directory
         ]
-
-    def read_in_epoch(self) -> dict[str, float]:
-        """Mean number of records that an epoch reads of each file, by path."""
-        times = {
-            file: wanted / max(size, 1)
-            for files, wanted, size in zip(
-                self.files_by_source,
-                self.records_of_epoch(),
-                self.sizes(),
-                strict=True,
-            )
-            for file in files
-        }
-        return {file: n * times[file] for file, n in self.counts.items()}
 
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":
         """Returns the shards of one of several streams, from 0.
 
-        The streams share the shards of each source evenly.
+        The streams share the shards of each directory evenly.
         """
         if num_lanes == 1:
             return self
-        sources = tuple(f[lane::num_lanes] for f in self.files_by_source)
-        files = sorted(itertools.chain.from_iterable(sources))
-        counts = {file: self.counts[file] for file in files}
-        return dataclasses.replace(self, counts=counts, files_by_source=sources)
+        counts = {
+            file: self.counts[file]
+            for files in self.files_by_directory
+            for file in files[lane::num_lanes]
+        }
+        return dataclasses.replace(self, counts=counts)
 
     def text_settings(self) -> dict[str, object]:
         """Settings with which equal text has equal tokens, where known."""
@@ -167,78 +152,16 @@ class RecordSet:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """The steps from `first_step` on, which train on one set of records.
-
-    Its name is those of its datasets, joined by `+`; "" for `input_file`.
-    """
-
-    first_step: int
-    name: str
-    records: RecordSet
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingData:
-    """All phases of a run, in order; the first one begins at step 0."""
-
-    phases: tuple[Phase, ...]
-
-    def at(self, step: int) -> Phase:
-        """Returns the phase of the batch of `step`."""
-        return [p for p in self.phases if p.first_step <= step][-1]
-
-    def next_change(self, step: int) -> int | None:
-        """Returns the first step after `step` that begins a phase, or None."""
-        later = [p.first_step for p in self.phases if p.first_step > step]
-        return min(later, default=None)
-
-
-def find_training_data(config: PretrainingConfig) -> TrainingData:
-    """Finds the records of `input_file`, or of `data_schedule`.
+def find_training_data(config: PretrainingConfig) -> RecordSet:
+    """Finds the records of `input_file`.
 
     Raises:
-        UserError: See `find_records`; also if the phases differ in vocabulary
-            or lower-casing.
+        UserError: See `find_records`; also if the shards cannot be divided
+            among `input_lanes`.
     """
-    data = config.data
-    if not data.data_schedule:
-        records = find_records({"input_file": data.input_file}, config)
-        # A build shuffles only its own records, so those of several
-        # directories alternate.
-        directories: dict[str, list[str]] = {}
-        for file in records.files:
-            directories.setdefault(posixpath.dirname(file), []).append(file)
-        records = dataclasses.replace(
-            records, files_by_source=tuple(map(tuple, directories.values()))
-        )
-        _check_shards_of_lanes("input_file", records, data.input_lanes)
-        return TrainingData((Phase(0, "", records),))
-    files = data.datasets()
-    phases: list[Phase] = []
-    for first_step, names in data.data_phases():
-        if phases and phases[-1].name == "+".join(names):
-            continue  # the same data
-        of_phase = [name.partition("*") for name in names]
-        records = find_records(
-            {f"dataset {name}": files[name] for name, *_ in of_phase},
-            config,
-            tuple(float(weight) for *_, weight in of_phase if weight),
-        )
-        _check_shards_of_lanes("dataset", records, data.input_lanes)
-        for lane in range(data.input_lanes):
-            sizes = records.lane(lane, data.input_lanes).sizes()
-            if records.weights and 0 in sizes:
-                raise UserError(
-                    "datasets with weights must hold records for all "
-                    "input_lanes",
-                    received="+".join(names),
-                )
-        for phase in phases:
-            check_same_text(records, phase.records)
-        phases.append(Phase(first_step, "+".join(names), records))
-    return TrainingData(tuple(phases))
+    records = find_records("input_file", config.data.input_file, config)
+    _check_shards_of_lanes("input_file", records, config.data.input_lanes)
+    return records
 
 
 def find_held_out(config: PretrainingConfig) -> RecordSet:
@@ -256,7 +179,8 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
         sentence_objective=config.training.held_out_objective(),
     )
     held_out = find_records(
-        {"eval_input_file": config.data.eval_input_file},
+        "eval_input_file",
+        config.data.eval_input_file,
         dataclasses.replace(config, training=training),
         may_be_unpacked=True,
     )
@@ -329,9 +253,9 @@ def _identities(records: RecordSet) -> dict[str, set[str]]:
 
 
 def find_records(
-    patterns_by_source: Mapping[str, Sequence[str]],
+    setting: str,
+    patterns: Sequence[str],
     config: PretrainingConfig,
-    weights: tuple[float, ...] = (),
     may_be_unpacked: bool = False,
 ) -> RecordSet:
     """Finds shards, reads their metadata and checks it against the run.
@@ -339,8 +263,8 @@ def find_records(
     It initializes no device, so it may run before a strategy is created.
 
     Args:
-        patterns_by_source: Files or globs by their setting.
-        weights: See `RecordSet`.
+        setting: The name of the setting that has the `patterns`.
+        patterns: Files or globs.
         may_be_unpacked: Whether records of one example fit a run on packed
             records.
 
@@ -349,98 +273,103 @@ def find_records(
             listed in its metadata, or records differ from the settings or
             among each other.
     """
-    name = ", ".join(patterns_by_source)
-    sources = _match_files(patterns_by_source)
-    if len(sources) < len(weights):
-        raise UserError("datasets with weights must differ", received=name)
-    files = sorted(itertools.chain.from_iterable(sources))
+    files = _match_files(setting, patterns)
+    directories = sorted({posixpath.dirname(file) for file in files})
     metadata_of = {
-        directory: _read_metadata_if_any(directory)
-        for directory in sorted(set(map(posixpath.dirname, files)))
+        directory: _read_metadata_if_any(directory) for directory in directories
     }
-    known = {d: m for d, m in metadata_of.items() if m is not None}
-    holds_pairs = any(m.sentence_objective != "none" for m in known.values())
-    for directory, found in metadata_of.items():
-        _check_settings(directory, found, config, may_be_unpacked, holds_pairs)
-    # Of each file.
-    listings = [metadata_of[posixpath.dirname(file)] for file in files]
-    progress = tqdm(
-        files, desc="counting records", disable=None not in listings
-    )
-    counts = {
-        file: _count_records(file, listing, config.data)
-        for file, listing in zip(progress, listings, strict=True)
-    }
-    if not any(counts.values()):
+    _check_settings(metadata_of, config, may_be_unpacked)
+    records = RecordSet(_count_all(files, metadata_of, config.data))
+    if not records.num_records:
         raise UserError(
-            f"{name} must hold records",
+            f"{setting} must hold records",
             received=f"no record in {', '.join(files[:3])}",
         )
-    # Vocabulary and lengths are those of the first directory with metadata.
-    directory = min(known or metadata_of)
-    metadata = metadata_of[directory]
-    records = RecordSet(counts, sources, weights=weights)
-    read = records.read_in_epoch()
-    if metadata is not None:
-        # The masked-LM loss of a model that knows which directory an example is
-        # from, and the frequencies of the pieces there.
-        tokens = dict.fromkeys(known, 0.0)
-        for file, number in read.items():
-            parent = posixpath.dirname(file)
-            if found := known.get(parent):
-                share = number / max(found.num_rows, 1)
-                tokens[parent] += share * found.num_pieces
-        mean = np.average(
-            [m.unigram_entropy_nats for m in known.values()],
-            weights=[max(number, 1) for number in tokens.values()],
-        )
-        metadata = dataclasses.replace(
-            metadata, unigram_entropy_nats=float(mean)
-        )
-    examples_per_row, useful_share = _mean_content([*read.values()], listings)
-    records = dataclasses.replace(
-        records,
-        checksums={
-            file: checksum
-            for file, m in zip(files, listings, strict=True)
-            if m and (checksum := m.checksums.get(posixpath.basename(file)))
-        },
-        metadata=metadata,
-        directory=directory,
-        examples_per_row=examples_per_row,
-        useful_share=useful_share,
-    )
-    _check_directories_match(name, records, metadata_of)
+    records = _describe(records, metadata_of)
+    _check_directories_match(setting, records, metadata_of)
     return records
 
 
-def _match_files(
-    patterns_by_source: Mapping[str, Sequence[str]],
-) -> tuple[tuple[str, ...], ...]:
-    """The files of each source, sorted, without those of earlier sources."""
-    found: set[str] = set()
-    sources = []
-    for name, patterns in patterns_by_source.items():
-        if not patterns:
-            raise UserError(
-                f"{name} must name files of records",
-                received="none",
-                remedy="Set files or globs, e.g. records/train/*.tfrecord.",
-            )
-        # A directory among them would have no shard in its metadata.
-        matches = {
-            *find_all(
-                name,
-                patterns,
-                "*.tfrecord",
-                "Build records with python -m data_prep.build_tfrecords.",
-                remote_directories=True,
-            )
-        }
-        if matches - found:
-            sources.append(tuple(sorted(matches - found)))
-            found |= matches
-    return tuple(sources)
+def _match_files(setting: str, patterns: Sequence[str]) -> list[str]:
+    """The files, sorted, each once."""
+    if not patterns:
+        raise UserError(
+            f"{setting} must name files of records",
+            received="none",
+            remedy="Set files or globs, e.g. records/train/*.tfrecord.",
+        )
+    # A directory among them would have no shard in its metadata.
+    found = find_all(
+        setting,
+        patterns,
+        "*.tfrecord",
+        "Build records with python -m data_prep.build_tfrecords.",
+        remote_directories=True,
+    )
+    return sorted(set(found))
+
+
+def _count_all(
+    files: Sequence[str], metadata_of: _MetadataOf, config: DataConfig
+) -> dict[str, int]:
+    """Number of records of each file; those without metadata are read."""
+    reads_files = None in metadata_of.values()
+    return {
+        file: _count_records(file, metadata_of[posixpath.dirname(file)], config)
+        for file in tqdm(
+            files, desc="counting records", disable=not reads_files
+        )
+    }
+
+
+def _describe(records: RecordSet, metadata_of: _MetadataOf) -> RecordSet:
+    """Adds to records what the metadata of their directories says."""
+    known = {
+        directory: metadata
+        for directory, metadata in metadata_of.items()
+        if metadata is not None
+    }
+    # Vocabulary and lengths are those of the first directory with metadata.
+    first = min(known or metadata_of)
+    checksums: dict[str, str] = {}
+    # Of the shards that are read, not of all shards of a directory.
+    num_examples = num_positions = 0.0
+    num_tokens = dict.fromkeys(known, 0.0)
+    for file, count in records.counts.items():
+        directory, name = posixpath.split(file)
+        metadata = known.get(directory)
+        if metadata is None:
+            continue
+        if name in metadata.checksums:
+            checksums[file] = metadata.checksums[name]
+        share = count / max(metadata.num_rows, 1)
+        num_examples += share * metadata.num_examples
+        num_tokens[directory] += share * metadata.num_pieces
+        num_positions += count * metadata.max_seq_length
+    records = dataclasses.replace(
+        records,
+        checksums=checksums,
+        metadata=metadata_of[first],
+        directory=first,
+    )
+    if known:
+        # The masked-LM loss of a model that knows which directory an example is
+        # from, and the frequencies of the pieces there.
+        entropy = np.average(
+            [metadata.unigram_entropy_nats for metadata in known.values()],
+            weights=[max(number, 1) for number in num_tokens.values()],
+        )
+        metadata = dataclasses.replace(
+            known[first], unigram_entropy_nats=float(entropy)
+        )
+        records = dataclasses.replace(records, metadata=metadata)
+    if len(known) == len(metadata_of):
+        records = dataclasses.replace(
+            records,
+            examples_per_row=num_examples / records.num_records,
+            useful_share=sum(num_tokens.values()) / num_positions,
+        )
+    return records
 
 
 def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
@@ -467,6 +396,20 @@ def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
 
 
 def _check_settings(
+    metadata_of: _MetadataOf, config: PretrainingConfig, may_be_unpacked: bool
+) -> None:
+    """Checks the metadata of all directories against the settings of a run."""
+    holds_pairs = any(
+        metadata is not None and metadata.sentence_objective != "none"
+        for metadata in metadata_of.values()
+    )
+    for directory, metadata in metadata_of.items():
+        _check_settings_of(
+            directory, metadata, config, may_be_unpacked, holds_pairs
+        )
+
+
+def _check_settings_of(
     directory: str,
     metadata: features.RecordsMetadata | None,
     config: PretrainingConfig,
@@ -571,26 +514,10 @@ def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
     )
 
 
-def _mean_content(
-    counts: Sequence[float],
-    listings: Sequence[features.RecordsMetadata | None],
-) -> tuple[float, float | None]:
-    """`examples_per_row`, `useful_share`; 1 and None without all metadata."""
-    examples = tokens = positions = 0.0
-    for metadata, count in zip(listings, counts, strict=True):
-        if metadata is None:
-            return 1.0, None
-        share = count / max(metadata.num_rows, 1)
-        examples += share * metadata.num_examples
-        tokens += share * metadata.num_pieces
-        positions += count * metadata.max_seq_length
-    return examples / sum(counts), tokens / positions
-
-
 def _check_directories_match(
     name: str,
     records: RecordSet,
-    metadata_of: Mapping[str, features.RecordsMetadata | None],
+    metadata_of: _MetadataOf,
 ) -> None:
     """Checks that directories share masking, packing and vocabulary."""
     parts = {
@@ -624,11 +551,11 @@ def _check_shards_of_lanes(
     name: str, records: RecordSet, num_lanes: int
 ) -> None:
     """Checks that all lanes get equally many shards, and some records."""
-    for files in records.files_by_source:
+    for files in records.files_by_directory:
         if len(files) % num_lanes:
             raise UserError(
                 f"the number of shards of {name} must be divisible by "
-                f"input_lanes={num_lanes}, in each directory or dataset",
+                f"input_lanes={num_lanes}, in each directory",
                 received=f"{len(files)} shards, beginning with {files[0]}",
                 remedy="Build the records with another --num_shards, or change "
                 "--input_lanes.",

@@ -72,7 +72,6 @@ MARKS: dict[str, tuple[str, Any]] = {
     "resume": ("restart", ":"),
     "rollback": ("rollback", "-"),
     "dropout": ("dropout switched", "--"),
-    "data": ("data switched", "-."),
 }
 
 # Curves of at least this number of points are also drawn smoothed.

@@ -1,8 +1,8 @@
 """The directory of a run: its files, whether it may resume, its model.
 
     RUN/config.json                the resolved settings
-    RUN/training_records.json      the shards of each phase, with checksums
-    RUN/records_metadata.json      metadata of the first phase, where known
+    RUN/training_records.json      the shards, with checksums
+    RUN/records_metadata.json      their metadata, where known
     RUN/spiece.model               vocabulary of the records, where known
     RUN/warm_start.json            see training/warm_start.py
     RUN/null_threshold.json        null odds above which no answer is given
@@ -29,7 +29,7 @@ from absl import logging
 from albert_tf.config import FinetuningConfig, PretrainingConfig, TrainingConfig
 from albert_tf.config.task import ALWAYS_ANSWERABLE
 from albert_tf.errors import UserError, name_faults
-from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.artifact import differences
 from albert_tf.io.files import (
     exists,
@@ -64,7 +64,7 @@ _COMMANDS = {
 }
 
 
-def check(config: PretrainingConfig, data: TrainingData) -> list[Checkpoint]:
+def check(config: PretrainingConfig, records: RecordSet) -> list[Checkpoint]:
     """Checks that a run may resume with these settings and records.
 
     Returns:
@@ -109,10 +109,9 @@ def check(config: PretrainingConfig, data: TrainingData) -> list[Checkpoint]:
         )
     if changed := _changed(stored_config, config, "result"):
         _refuse_unless_allowed(run_dir, changed, config.training)
-    for phase in data.phases:
-        check_vocabulary(run_dir, phase.records)
+    check_vocabulary(run_dir, records)
     path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
-    stored, now = load_json_if_any(path), _describe_records(data)
+    stored, now = load_json_if_any(path), _describe_records(records)
     if stored is not None and stored != now:
         _refuse_unless_allowed(
             path, _describe_changed_records(stored, now), config.training
@@ -219,13 +218,13 @@ def has_checkpoints(run_dir: str) -> bool:
     return bool(list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR)))
 
 
-def write(config: PretrainingConfig, data: TrainingData) -> None:
+def write(config: PretrainingConfig, records: RecordSet) -> None:
     """Saves settings, shards, and metadata and vocabulary of the records."""
     run_dir = config.training.output_dir
-    records = data.phases[0].records
     write_config(run_dir, config)
     write_json(
-        posixpath.join(run_dir, TRAINING_RECORDS_FILE), _describe_records(data)
+        posixpath.join(run_dir, TRAINING_RECORDS_FILE),
+        _describe_records(records),
     )
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     if records.metadata is None:
@@ -307,39 +306,40 @@ def _refuse_unless_allowed(
     )
 
 
-def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
-    """Name, number of records and checksum of the shards of each phase.
+def _describe_records(records: RecordSet) -> dict[str, Any]:
+    """Name, number of records and checksum of each shard.
 
-    If there are several datasets, the dataset of each shard is given, too.
+    If there are several directories, the number of that of each shard, too.
     """
-    phases: list[dict[str, Any]] = []
-    for phase in data.phases:
-        records, sources = phase.records, phase.records.files_by_source
-        shards = [
+    described: dict[str, Any] = {
+        "shards": [
             [posixpath.basename(file), count, records.checksums.get(file, "")]
             for file, count in records.counts.items()
         ]
-        phases.append({"first_step": phase.first_step, "shards": shards})
-        if len(sources) > 1:
-            phases[-1]["sets"] = [
-                [file in files for files in sources].index(True)
-                for file in records.files
-            ]
-    return phases
+    }
+    directories = records.files_by_directory
+    if len(directories) > 1:
+        described["directories"] = [
+            [file in files for files in directories].index(True)
+            for file in records.files
+        ]
+    return described
 
 
-def _describe_changed_records(stored: list[Any], now: list[Any]) -> str:
+def _describe_changed_records(
+    stored: Mapping[str, Any], now: Mapping[str, Any]
+) -> str:
     """Names the shards in which two results of `_describe_records` differ."""
     old, new = (
-        Counter(tuple(shard) for phase in phases for shard in phase["shards"])
-        for phases in (stored, now)
+        Counter(tuple(shard) for shard in described["shards"])
+        for described in (stored, now)
     )
     missing = name_faults([name for name, *_ in (old - new).elements()])
     added = name_faults([name for name, *_ in (new - old).elements()])
     if not missing and not added:
         return (
             "the same shards, read in another order: the paths sort in another "
-            "order, or the phases or datasets differ"
+            "order, or the directories differ"
         )
     return f"missing shards: {missing or 'none'}; new shards: {added or 'none'}"
 

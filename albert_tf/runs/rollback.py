@@ -95,17 +95,10 @@ class Rollbacks:
         if writes:
             write_json(self._path, list(map(dataclasses.asdict, self._items)))
 
-    def skipped_steps(self, step: int, phase_start: int = 0) -> int:
-        """Number of batches skipped before `step`.
-
-        Args:
-            phase_start: First step of the phase of the data. A rollback does
-                not count if the run diverged at this step or before.
-        """
+    def skipped_steps(self, step: int) -> int:
+        """Number of batches skipped before `step`."""
         return sum(
-            r.skipped_steps
-            for r in self._items
-            if r.resumed_from <= step and r.diverged_at > phase_start
+            r.skipped_steps for r in self._items if r.resumed_from <= step
         )
 
     def learning_rate_scale(self, step: int) -> float:
@@ -183,7 +176,7 @@ def find_divergence(
         means: `loss` and `gradient_norm` of the steps since the last check.
             The norm may be NaN while the loss, which is computed before it, is
             still finite.
-        lowest_loss: The lowest mean loss so far in this phase of the records;
+        lowest_loss: The lowest mean loss so far;
             None at the first check.
     """
     loss, gradient_norm = means["loss"], means["gradient_norm"]

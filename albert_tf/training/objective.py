@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.input.record_format import Batch, RecordFormat
-from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.files import write_json
 from albert_tf.training.warm_start import REPORT_FILE, WarmStart
 
@@ -100,7 +100,7 @@ class Objective(abc.ABC):
     # Records.
 
     @abc.abstractmethod
-    def find_training_data(self) -> TrainingData:
+    def find_training_data(self) -> RecordSet:
         """Finds the training records; touches no device.
 
         Raises:
@@ -109,7 +109,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def find_held_out(
-        self, data: TrainingData | None = None
+        self, records: RecordSet | None = None
     ) -> RecordSet | None:
         """Finds the records for evaluation; None if there are none.
 
@@ -137,7 +137,7 @@ class Objective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def initial_weights(self, data: TrainingData) -> WarmStart | None:
+    def initial_weights(self, records: RecordSet) -> WarmStart | None:
         """Reads the weights that a new run starts from; None for random ones.
 
         Raises:

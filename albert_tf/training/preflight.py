@@ -33,7 +33,7 @@ from albert_tf.cluster.workers import (
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.input.record_format import READING_ERRORS, explain_failed_read
-from albert_tf.input.record_sets import TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
 from albert_tf.io.artifact import check_writable
 from albert_tf.runs import directory as run_directory
@@ -108,7 +108,7 @@ def run(
 class _Preflight:
     # Each is set by the check named on the right. Checks that read it need
     # that check.
-    data: TrainingData  # records
+    records: RecordSet
     step: int  # run
     resumes: bool  # run
     initial: WarmStart | None  # initial weights
@@ -204,28 +204,24 @@ class _Preflight:
     # Records and run.
 
     def _records(self) -> Iterator[Row]:
-        data = self.objective.find_training_data()
-        last_step = self.config.training.num_train_steps
-        ends = [phase.first_step for phase in data.phases[1:]] + [last_step]
-        for phase, end in zip(data.phases, ends, strict=True):
-            records = phase.records
-            epoch = records.num_records / self.config.data.global_batch_size
-            steps = max(min(end, last_step) - phase.first_step, 0)
-            yield judge(
-                epoch >= 1,
-                f"{phase.name or 'input_file'}: {records.num_records:,} in "
-                f"{len(records.files)} files, "
-                f"{self.objective.describe_records(records)[0]}; "
-                f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
-                "A batch holds some records more than once: lower "
-                "--global_batch_size or build more records.",
-                unfit=WARN,
-            )
-        self.data = data
-        self._examples_per_row = data.at(0).records.examples_per_row
+        records = self.objective.find_training_data()
+        steps = self.config.training.num_train_steps
+        epoch = records.num_records / self.config.data.global_batch_size
+        yield judge(
+            epoch >= 1,
+            f"input_file: {records.num_records:,} in "
+            f"{len(records.files)} files, "
+            f"{self.objective.describe_records(records)[0]}; "
+            f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
+            "A batch holds some records more than once: lower "
+            "--global_batch_size or build more records.",
+            unfit=WARN,
+        )
+        self.records = records
+        self._examples_per_row = records.examples_per_row
 
     def _held_out(self) -> Iterator[Row]:
-        held_out = self.objective.find_held_out(self.data)
+        held_out = self.objective.find_held_out(self.records)
         text = f"{held_out.num_records:,}" if held_out else "none"
         remedy = self.objective.remedies.get("held-out records", "")
         yield judge(held_out is not None, text, remedy, unfit=WARN)
@@ -233,7 +229,7 @@ class _Preflight:
     def _run(self) -> Iterator[Row]:
         """Checks that the run can resume, if its directory holds one."""
         training = self.config.training
-        found = run_directory.check(self.config, self.data)
+        found = run_directory.check(self.config, self.records)
         self.resumes = bool(found)
         self.step = found[-1].step if found else 0
         text = f"resumes from step {self.step:,}" if found else "a new run"
@@ -245,7 +241,7 @@ class _Preflight:
         """Checks that the model of `--init_checkpoint` fits the run."""
         self.initial, lines = None, ["from the newest checkpoint of the run"]
         if not self.resumes:
-            self.initial = self.objective.initial_weights(self.data)
+            self.initial = self.objective.initial_weights(self.records)
             lines = self.initial.describe() if self.initial else ["random"]
         for line in lines:
             yield Row(OK, line)
@@ -315,7 +311,7 @@ class _Preflight:
             yield Row(OK, "no step is left to train")
             return
         with connect(self.config.distribution, self.strategy) as host:
-            trainer = Trainer(self.config, self.objective, self.data, host)
+            trainer = Trainer(self.config, self.objective, self.records, host)
             trainer.start(self.initial)
             position, step = trainer.position, trainer.position.step
             logging.info("compiling the step, then timing a few steps")
@@ -354,7 +350,7 @@ class _Preflight:
     ) -> Iterator[Row]:
         config = self.config
         peak = cost.peak_flops(self.strategy)
-        progress = Progress(config, self.objective, self.data, peak)
+        progress = Progress(config, self.objective, self.records, peak)
         metrics = progress.advance(times)
         seconds, tflops = 1 / metrics["steps_per_second"], metrics["tflops"]
         mfu = f", MFU {metrics['mfu']:.1%}" if peak else ""
@@ -382,8 +378,7 @@ def _train(trainer: Trainer, number: int) -> None:
     try:
         trainer.advance(position.step + number)
     except READING_ERRORS as error:
-        records = trainer.stream.locate(position.step)[0].records
-        explain_failed_read(error, trainer.host.strategy, records)
+        explain_failed_read(error, trainer.host.strategy, trainer.records)
 
 
 @contextlib.contextmanager

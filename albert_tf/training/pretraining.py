@@ -23,7 +23,7 @@ from albert_tf.input.record_format import (
     RecordFormat,
     pretraining_format,
 )
-from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.interop import formats
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import (
@@ -66,26 +66,23 @@ class Pretraining(Objective):
                 "sentence_order_accuracy",
             )
 
-    def find_training_data(self) -> TrainingData:
+    def find_training_data(self) -> RecordSet:
         if self._config.data.synthetic_input:
-            phase = record_sets.Phase(0, "", SYNTHETIC_RECORDS)
-            return TrainingData((phase,))
-        data = record_sets.find_training_data(self._config)
+            return SYNTHETIC_RECORDS
+        records = record_sets.find_training_data(self._config)
         warning = self._config.data.describe_missing_predictions()
-        if warning and any(p.records.masking == "dynamic" for p in data.phases):
+        if warning and records.masking == "dynamic":
             logging.warning("%s", warning)
-        return data
+        return records
 
     def find_held_out(
-        self, data: TrainingData | None = None
+        self, records: RecordSet | None = None
     ) -> RecordSet | None:
         if not self._config.data.eval_input_file:
             return None
         held_out = record_sets.find_held_out(self._config)
-        for phase in data.phases if data else ():
-            record_sets.check_held_out(
-                phase.records, held_out, self._config.data
-            )
+        if records is not None:
+            record_sets.check_held_out(records, held_out, self._config.data)
         return held_out
 
     def record_format(self, records: RecordSet) -> RecordFormat:
@@ -121,13 +118,13 @@ class Pretraining(Objective):
         return model
 
     def initial_weights(
-        self, data: TrainingData
+        self, records: RecordSet
     ) -> warm_start.WarmStart | None:
         path = self._config.initialization.init_checkpoint
         if not path:
             return None
         weights = formats.read_weights(path)
-        return warm_start.plan(self._config, data.phases[0].records, weights)
+        return warm_start.plan(self._config, records, weights)
 
     def weights(self, batch: Batch) -> Scalars:
         return {

@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.input.record_sets import TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.runs.log import TENSORBOARD_DIR
 from albert_tf.training.objective import Objective
 
@@ -60,20 +60,15 @@ class Progress:
         self,
         config: PretrainingConfig,
         objective: Objective,
-        data: TrainingData,
+        records: RecordSet,
         peak_flops: float | None,
     ) -> None:
         self._config = config
         self._objective = objective
-        self._data = data
+        self._records = records
         self._flops_per_step = objective.flops_per_step()
         self._peak_flops = peak_flops
         self._seconds_per_step: float | None = None
-        self.begin_loop(0)
-
-    def begin_loop(self, step: int) -> None:
-        """Finds the records of this loop."""
-        self._records = self._data.at(step).records
 
     def advance(self, times: Times) -> dict[str, float]:
         """Computes the `TIMING_METRICS` of the steps since the last line.

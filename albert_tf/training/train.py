@@ -36,7 +36,7 @@ from albert_tf.input.record_format import (
     TRAINING_ERRORS,
     explain_failed_read,
 )
-from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs import tracker
 from albert_tf.runs.checkpoints import (
@@ -90,20 +90,20 @@ def train(
     tracker.check_installed(config.training.tracker)
     # 1. Records and run directory, before any device is touched.
     objective = objective or Pretraining(config)
-    data = objective.find_training_data()
-    held_out = objective.find_held_out(data)
-    checkpoints = run_directory.check(config, data)
+    records = objective.find_training_data()
+    held_out = objective.find_held_out(records)
+    checkpoints = run_directory.check(config, records)
 
     # 2. Devices.
     with connect(config.distribution, strategy, can_stop=True) as host:
         # After the devices: reading weights starts TensorFlow, and the cluster
         # and logical CPUs must be configured before.
-        initial = None if checkpoints else objective.initial_weights(data)
+        initial = None if checkpoints else objective.initial_weights(records)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
         with host.owning(config.training.output_dir) as host:
             with host.watchdog.limit("the start of the run"):
                 run = open_run(
-                    config, objective, data, held_out, host, initial, began
+                    config, objective, records, held_out, host, initial, began
                 )
             step = run.position.step
             with tracker.tracking(config, run.run_log, step):
@@ -113,7 +113,7 @@ def train(
 def open_run(
     config: PretrainingConfig,
     objective: Objective,
-    data: TrainingData,
+    records: RecordSet,
     held_out: RecordSet | None,
     host: Host,
     initial: WarmStart | None = None,
@@ -131,7 +131,7 @@ def open_run(
     if not host.is_chief:
         logging.set_verbosity(logging.WARNING)
     # Model, optimizer and program.
-    trainer = Trainer(config, objective, data, host)
+    trainer = Trainer(config, objective, records, host)
     evaluator = None
     if held_out is not None:
         model = trainer.state.model
@@ -145,7 +145,7 @@ def open_run(
     # log. Lines of steps after the checkpoint are dropped.
     run_log = None
     if host.writes:
-        run_directory.write(config, data)
+        run_directory.write(config, records)
         run_log = RunLog(
             config.training.output_dir,
             position.step,
@@ -191,7 +191,6 @@ class Run:
         run_log: RunLog | None,
     ) -> None:
         self.config = trainer.config
-        self.data = trainer.data
         self.host = trainer.host
         self.trainer = trainer
         self.position = trainer.position
@@ -200,7 +199,7 @@ class Run:
         self.progress = Progress(
             self.config,
             trainer.objective,
-            self.data,
+            trainer.records,
             cost.peak_flops(self.host.strategy),
         )
         self.profiler = Profiler(self.config, is_active=run_log is not None)
@@ -220,7 +219,6 @@ class Run:
                 return self._stop_early()
         while position.step < last_step:
             evaluated = False
-            self.progress.begin_loop(position.step)
             if self.profiler.begin_loop(position.step):
                 self.log_event("profile")
             boundary = self._next_boundary()
@@ -261,7 +259,6 @@ class Run:
         changes = (
             *((step // every + 1) * every for every in due if every),
             schedules.next_dropout_change(step, self.config),
-            self.data.next_change(step),
             *(s for s in training.profiled_steps() or () if s > step),
         )
         return min(
@@ -310,10 +307,6 @@ class Run:
         after = schedules.dropout_rates(step, config)
         if after != before and not is_last:
             self.log_event("dropout", before=before.hidden, after=after.hidden)
-        if self.data.next_change(step - 1) == step and not is_last:
-            name = self.data.at(step).name
-            logging.info("training on %s from step %d on", name, step)
-            self.log_event("data", name=name)
 
     def log_event(self, kind: str, **facts: Any) -> None:
         """Logs an event at the current step, with the energy until then."""
@@ -445,7 +438,7 @@ class Run:
 
     def _explain_failed_step(self, error: tf.errors.OpError) -> NoReturn:
         """Raises an error that says what to do after a failed read."""
-        records = self.trainer.stream.locate(self.position.step)[0].records
+        records = self.trainer.records
         with self.host.watchdog.limit("the search for damaged shards"):
             explain_failed_read(error, self.host.strategy, records)
 
@@ -480,11 +473,10 @@ def _log_start(
 
 def _log_summary(trainer: Trainer) -> None:
     """Logs settings, sizes, learning rate and records."""
-    config, data = trainer.config, trainer.data
+    config, records = trainer.config, trainer.records
     num_replicas = trainer.host.strategy.num_replicas_in_sync
     logging.info("configuration: %s", config.to_dict())
     variables = trainer.state.model.trainable_variables
-    records = data.at(trainer.position.step).records
     rows, unit, packed = config.data.global_batch_size, "examples", ""
     if records.packing != "none":
         unit, examples = "rows", rows * records.examples_per_row
@@ -502,15 +494,10 @@ def _log_summary(trainer: Trainer) -> None:
     logging.info("%s", line)
     if warning:
         logging.warning("%s", warning)
-    for phase in data.phases:
-        records = phase.records
-        logging.info(
-            "from step %d, %s: %d records in %d files; %.1f steps per epoch; "
-            "%s",
-            phase.first_step,
-            phase.name or "input_file",
-            records.num_records,
-            len(records.files),
-            records.num_records / config.data.global_batch_size,
-            "; ".join(trainer.objective.describe_records(records)),
-        )
+    logging.info(
+        "%d records in %d files; %.1f steps per epoch; %s",
+        records.num_records,
+        len(records.files),
+        records.num_records / config.data.global_batch_size,
+        "; ".join(trainer.objective.describe_records(records)),
+    )

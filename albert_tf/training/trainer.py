@@ -13,7 +13,7 @@ from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.record_sets import TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.runs import checkpoints
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollback, Rollbacks
@@ -43,8 +43,7 @@ class Position:
     # steps, not 0 where the run was stopped within a device loop.
     totals: dict[str, float]
     num_steps: int = 0
-    # The lowest mean loss in a line of the log, of the current phase of the
-    # records; None before the first line.
+    # The lowest mean loss in a line of the log; None before the first line.
     lowest_loss: float | None = None
     # Whether the evaluation at this step was cut short, and must be repeated.
     to_evaluate: bool = False
@@ -95,12 +94,12 @@ class Trainer:
         self,
         config: PretrainingConfig,
         objective: Objective,
-        data: TrainingData,
+        records: RecordSet,
         host: Host,
     ) -> None:
         self.config = config
         self.objective = objective
-        self.data = data
+        self.records = records
         self.host = host
         run_dir = config.training.output_dir
         with host.strategy.scope():
@@ -120,7 +119,7 @@ class Trainer:
         )
         self.rollbacks = Rollbacks.read(run_dir)
         self.stream = BatchStream(
-            data,
+            records,
             config.data,
             config.training.seed,
             self.rollbacks,
@@ -173,9 +172,6 @@ class Trainer:
         position = self.position
         while position.step < until:
             self._scale_learning_rate()
-            if self.data.at(position.step).first_step == position.step:
-                # The losses of other records are not comparable.
-                position.lowest_loss = None
             self._open_batches()
             changes = (
                 until,
@@ -252,9 +248,8 @@ class Trainer:
     def _open_batches(self) -> None:
         """Opens the stream at this step, unless it is open at this step."""
         step = self.position.step
-        phase, batch = self.stream.locate(step)
         # Stays the same as long as the open stream yields the right batches.
-        origin = phase, batch - step
+        origin = self.stream.locate(step) - step
         if self._batches is not None and self._opened_at == origin:
             return
         self._opened_at = origin
@@ -308,7 +303,6 @@ class Trainer:
         rates = schedules.dropout_rates(position.step, self.config)
         return position.to_notes(
             dropout=list(rates),
-            data=self.data.at(position.step).name,
             **{checkpoints.ROLLBACKS_NOTE: len(self.rollbacks)},
         )
 

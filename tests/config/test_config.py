@@ -48,19 +48,6 @@ REFUSED = [
         {"num_hidden_groups": 2, "parameter_sharing": "none"},
         "num_hidden_groups must be 1 if parameter_sharing is none",
     ),
-    *(
-        (
-            DataConfig,
-            {"dataset": ("a=x", "b=y"), "data_schedule": f"0:{mixed}"},
-            message,
-        )
-        for message, schedules in (
-            ("must be above 0 and add up to 1", ("a*0.7+b*0.4", "a*0.7+b")),
-            ("must be above 0 and add up to 1", ("a*1.5+b*-0.5",)),
-            ("must be STEP:NAME", ("a*x+b*0.5", "a*0.5+c*0.5")),
-        )
-        for mixed in schedules
-    ),
     (
         RecordsConfig,
         {"max_seq_length": 16, "max_predictions_per_seq": 20},

@@ -11,9 +11,7 @@ from albert_tf.input import pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
-    Phase,
     RecordSet,
-    TrainingData,
     find_records,
     find_training_data,
 )
@@ -36,19 +34,15 @@ def config(tiny_records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(config):
-    return find_records({"input_file": config.data.input_file}, config)
+    return find_records("input_file", config.data.input_file, config)
 
 
 @pytest.fixture(scope="module")
 def dynamic(tiny_dynamic_records, config):
     """Records without masks, built from the same text as `records`."""
     return find_records(
-        {"input_file": [f"{tiny_dynamic_records}/train/*.tfrecord"]}, config
+        "input_file", [f"{tiny_dynamic_records}/train/*.tfrecord"], config
     )
-
-
-def one_phase(records):
-    return TrainingData((Phase(0, "", records),))
 
 
 def take(
@@ -60,7 +54,7 @@ def take(
     **changes,
 ):
     data = dataclasses.replace(config.data, **changes)
-    dataset = BatchStream(one_phase(records), data, 7).open(start_step)
+    dataset = BatchStream(records, data, 7).open(start_step)
     return list(dataset(context).take(num_batches).as_numpy_iterator())
 
 
@@ -80,20 +74,19 @@ def stored_rows(files, config):
     )
 
 
-def numbered(directory, *sets):
-    """Sets of shards of these sizes, whose records are 0, 1, 2, ..."""
+def numbered(directory, *sizes_by_directory):
+    """Shards of these sizes, whose records are 0, 1, 2, ..."""
     numbers = itertools.count()
-    counts, files = {}, []
-    for sizes in sets:
-        files.append(())
+    counts = {}
+    for index, sizes in enumerate(sizes_by_directory):
+        (directory / str(index)).mkdir()
         for size in sizes:
-            name = str(directory / f"{len(counts)}.tfrecord")
+            name = str(directory / f"{index}/{len(counts)}.tfrecord")
             with open(name, "wb") as file, TFRecordWriter(file) as writer:
                 for number in itertools.islice(numbers, size):
                     writer.write(bytes([number]))
             counts[name] = size
-            files[-1] += (name,)
-    return RecordSet(counts, tuple(files))
+    return RecordSet(counts)
 
 
 def stream(records, position, count, lane=0, **settings):
@@ -126,8 +119,8 @@ def test_shards_and_blocks_are_shuffled_in_each_epoch_and_lane(tmp_path):
     assert len(set(map(tuple, shards))) > 2
 
 
-def test_sets_alternate_wherever_the_stream_starts(tmp_path):
-    """In proportion to their sizes; each record occurs once in an epoch. A set
+def test_directories_alternate_wherever_the_stream_starts(tmp_path):
+    """In proportion to their sizes; each record occurs once in an epoch. One
     may have no records left in the last block."""
     sets = [(2,), (0,), (20, 9), (1,)]
     records = numbered(tmp_path, *sets)
@@ -147,30 +140,6 @@ def test_sets_alternate_wherever_the_stream_starts(tmp_path):
         for start in (1, size - 1, size, size + 2):
             found = stream(records, start, size, **settings)
             assert found == straight[start : start + size]
-
-
-@pytest.mark.parametrize("weights", [(0.75, 0.25), (0.2, 0.8)])
-def test_sets_alternate_in_proportion_to_weights(tmp_path, weights):
-    """An epoch has 40 records. Each set gives all its records before it gives
-    any again."""
-    records = numbered(tmp_path, (4, 3, 3), (10, 10, 10))
-    records = dataclasses.replace(records, weights=weights)
-    straight = stream(records, 0, 200, shuffle_block_size=1)
-    first = np.array(straight) < 10
-    expected = np.arange(1, 201) * weights[0]
-    assert np.abs(np.cumsum(first) - expected).max() < 2
-    for is_set, size in (first, 10), (~first, 30):
-        drawn = np.array(straight)[is_set]
-        passes = drawn[: len(drawn) // size * size].reshape(-1, size)
-        assert {*map(len, map(set, passes))} == {size}
-        # Of six orders.
-        assert len(set(map(tuple, passes))) > 1 or len(passes) == 1
-    for block_size in 1, 8:
-        settings = {"shuffle_block_size": block_size}
-        straight = stream(records, 0, 130, **settings)
-        for start in (1, 39, 40, 90):
-            found = stream(records, start, 40, **settings)
-            assert found == straight[start : start + 40]
 
 
 def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
@@ -222,9 +191,7 @@ def test_a_host_reads_no_shards_of_other_lanes(records, config):
     gone = [f"{file}-of-another-host" for file in records.files]
     gone[1] = records.files[1]
     counts = dict(zip(gone, records.counts.values(), strict=True))
-    others_gone = dataclasses.replace(
-        records, counts=counts, files_by_source=(tuple(gone),)
-    )
+    others_gone = dataclasses.replace(records, counts=counts)
     first, second, _ = (tf.distribute.InputContext(3, n, 3) for n in range(3))
     assert take(others_gone, config, 0, 2, second, **LANES)
     with pytest.raises(tf.errors.NotFoundError):
@@ -233,7 +200,7 @@ def test_a_host_reads_no_shards_of_other_lanes(records, config):
 
 def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
     held_out = find_records(
-        {"eval_input_file": config.data.eval_input_file}, config
+        "eval_input_file", config.data.eval_input_file, config
     )
     data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
     make, num_batches = pipeline.evaluation_dataset(
@@ -265,12 +232,10 @@ def test_dynamic_masks_depend_on_seed_position_and_number(
     config = tiny_run.make_config(
         directory, tmp_path, shuffle_block_size=1, **settings
     )
-    (phase,) = find_training_data(config).phases
-    file = phase.records.files[0]
-    counts = {file: phase.records.counts[file]}
-    one = dataclasses.replace(
-        phase.records, counts=counts, files_by_source=((file,),)
-    )
+    records = find_training_data(config)
+    file = records.files[0]
+    counts = {file: records.counts[file]}
+    one = dataclasses.replace(records, counts=counts)
     serialized = next(iter(tf.data.TFRecordDataset(file).batch(10**6)))
     features = features_to_read("dynamic", packing)
     stored = parse_records(serialized, features, config.data)
@@ -306,9 +271,9 @@ def test_single_segments_among_pairs_have_no_sentence_label(
         input_file=(f"{pairs}/train/*.tfrecord", files),
         **tiny_run.PACKING,
     )
-    (phase,) = find_training_data(config).phases
+    records = find_training_data(config)
     examples = []
-    for batch in take(phase.records, config, 0, 4):
+    for batch in take(records, config, 0, 4):
         weights, numbers = batch["next_sentence_weights"], batch["input_mask"]
         for row, number in np.ndindex(weights.shape):
             segments = batch["segment_ids"][row][numbers[row] == number + 1]

@@ -21,7 +21,7 @@ def config(tiny_records, tmp_path_factory):
 @pytest.fixture(scope="module")
 def records(config):
     return record_sets.find_records(
-        {"input_file": config.data.input_file}, config
+        "input_file", config.data.input_file, config
     )
 
 
@@ -34,52 +34,21 @@ def copy(source, target, **changes):
     return f"{target}/*.tfrecord"
 
 
-def test_records_of_several_directories_or_datasets_alternate(
-    tiny_records, config
-):
-    """A build shuffles only its own records. A file of several datasets belongs
-    to the first of them."""
+def test_the_directories_of_records_are_told_apart(tiny_records, config):
+    """A build shuffles only its own records."""
     one, two, three = sorted(map(str, (tiny_records / "train").glob("*d")))
     (held_out,) = map(str, (tiny_records / "eval").glob("*d"))
-    for changes, sets in (
-        (
-            {"input_file": (one, two, three, held_out)},
-            ((held_out,), (one, two, three)),
-        ),
-        (
-            {
-                "input_file": (),
-                "dataset": (f"a={two},{one}", f"b={one},{three}", f"c={two}"),
-                "data_schedule": "0:a+b+c",
-            },
-            ((one, two), (three,)),
-        ),
-    ):
-        found = record_sets.find_training_data(config.replace(**changes))
-        assert found.phases[0].records.files_by_source == sets
-        assert found.phases[0].records.files == tuple(sorted(sum(sets, ())))
-    weighted = config.replace(
-        input_file=(),
-        dataset=(f"a={two}", f"b={one}", f"c={two}"),
-        data_schedule="0:a*0.25+b*0.75",
+    found = record_sets.find_training_data(
+        config.replace(input_file=(one, two, three, held_out))
     )
-    (phase,) = record_sets.find_training_data(weighted).phases
-    total = sum(phase.records.counts.values())
-    assert phase.records.num_by_source(total) == [
-        round(total / 4),
-        total - round(total / 4),
-    ]
-    with pytest.raises(UserError, match=r"weights must differ.*dataset c"):
-        record_sets.find_training_data(
-            weighted.replace(data_schedule="0:a*0.5+c*0.5")
-        )
+    assert found.files_by_directory == ((held_out,), (one, two, three))
+    assert found.files == (held_out, one, two, three)
 
 
-def test_the_unigram_entropy_of_several_sets_is_their_mean(
+def test_the_unigram_entropy_of_several_directories_is_their_mean(
     tiny_records, config, tmp_path
 ):
-    """Weighted by tokens; the second set has three times as many, and as many
-    with a third of the weight."""
+    """Weighted by tokens; the second directory has three times as many."""
     files = [
         copy(
             tiny_records / "train",
@@ -89,14 +58,8 @@ def test_the_unigram_entropy_of_several_sets_is_their_mean(
         )
         for name, num_pieces, entropy in (("a", 100, 6.0), ("b", 300, 7.0))
     ]
-    found = record_sets.find_records({"input_file": files}, config)
+    found = record_sets.find_records("input_file", files, config)
     assert found.metadata.unigram_entropy_nats == 6.75
-    weighted = record_sets.find_records(
-        {"a": files[:1], "b": files[1:]}, config, (0.75, 0.25)
-    )
-    assert weighted.metadata.unigram_entropy_nats == pytest.approx(6.5, 1e-3)
-    share = weighted.useful_share / found.useful_share
-    assert share == pytest.approx(0.75, 2e-3)
 
 
 def test_records_without_metadata_are_counted_and_read(
@@ -106,7 +69,7 @@ def test_records_without_metadata_are_counted_and_read(
     for file in (tiny_records / "train").glob("*.tfrecord"):
         shutil.copy(file, tmp_path)
     found = record_sets.find_records(
-        {"input_file": [f"{tmp_path}/*.tfrecord"]}, config
+        "input_file", [f"{tmp_path}/*.tfrecord"], config
     )
 
     assert found.metadata is None
@@ -275,7 +238,7 @@ def test_records_that_do_not_fit_the_run_are_refused(
     with pytest.raises(UserError) as error:
         data = record_sets.find_training_data(config)
         found = record_sets.find_held_out(config)
-        record_sets.check_held_out(data.phases[0].records, found, config.data)
+        record_sets.check_held_out(data, found, config.data)
     text = " ".join(str(error.value).split())
     for part in parts:
         assert part.format(**directories) in text
@@ -294,7 +257,7 @@ def test_other_masks_of_the_held_out_records_give_a_warning(
     config = tiny_run.make_config(records, tmp_path, ngram=ngram)
     data = record_sets.find_training_data(config)
     found = record_sets.find_held_out(config)
-    record_sets.check_held_out(data.phases[0].records, found, config.data)
+    record_sets.check_held_out(data, found, config.data)
     assert ("masks have ngram 1 and 3" in caplog.text) == warns
 
 
@@ -321,21 +284,19 @@ def test_the_content_of_a_row_comes_from_the_metadata(
     tiny_packed_records, tiny_records, tmp_path
 ):
     config = tiny_run.make_config(tiny_packed_records, tmp_path, **PACKING)
-    (phase,) = record_sets.find_training_data(config).phases
+    records = record_sets.find_training_data(config)
     shards = sorted((tiny_packed_records / "train").glob("*.tfrecord"))
     serialized = next(iter(tf.data.TFRecordDataset(shards).batch(10**6)))
     features = features_to_read("static", "best_fit")
     rows = parse_records(serialized, features, config.data)
     numbers = rows["input_mask"].numpy()
-    assert phase.records.num_records == len(numbers)
-    assert phase.records.examples_per_row == pytest.approx(
-        numbers.max(axis=1).mean()
-    )
-    assert phase.records.examples_per_row > 1.2
-    assert phase.records.useful_share > 0.85
-    assert phase.records.useful_share == pytest.approx((numbers > 0).mean())
+    assert records.num_records == len(numbers)
+    assert records.examples_per_row == pytest.approx(numbers.max(axis=1).mean())
+    assert records.examples_per_row > 1.2
+    assert records.useful_share > 0.85
+    assert records.useful_share == pytest.approx((numbers > 0).mean())
 
     unpacked = tiny_run.make_config(tiny_records, tmp_path)
-    (phase,) = record_sets.find_training_data(unpacked).phases
-    assert phase.records.examples_per_row == 1
-    assert 0.5 < phase.records.useful_share < 1
+    records = record_sets.find_training_data(unpacked)
+    assert records.examples_per_row == 1
+    assert 0.5 < records.useful_share < 1

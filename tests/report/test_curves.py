@@ -60,7 +60,7 @@ def test_a_panel_has_the_second_half_of_a_run(tmp_path):
 
 
 def test_events_are_marked_at_their_steps(tmp_path):
-    kinds = ["resume", "rollback", "dropout", "data"]
+    kinds = ["resume", "rollback", "dropout"]
     events = [
         {"time": 0.0, "event": kind, "step": 3 * number}
         for number, kind in enumerate([*kinds, "checkpoint", "finish"], 1)
@@ -72,7 +72,7 @@ def test_events_are_marked_at_their_steps(tmp_path):
         for lines in axes.collections
         for segment in lines.get_segments()
     ]
-    assert marked == [3, 6, 9, 12]
+    assert marked == [3, 6, 9]
     # Marks do not change the limits of the axis.
     plain = read_run(tmp_path / "plain", [5.0] * 31, settings=SETTINGS)
     assert axes.get_ylim() == axes_of("dropout", plain).get_ylim()

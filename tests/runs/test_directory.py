@@ -67,24 +67,6 @@ def run(tiny_records, tmp_path):
     return settings
 
 
-@pytest.fixture
-def run_in_phases(tiny_records, tmp_path):
-    """Like `run`, but the run reads one shard, and two from step 6 on."""
-    settings = functools.partial(
-        tiny_run.make_config,
-        tiny_records,
-        tmp_path / "run",
-        input_file=(),
-        dataset=(
-            f"one={tiny_records}/train/{FIRST}",
-            f"two={tiny_records}/train/{SECOND}",
-        ),
-        data_schedule="0:one,6:one+two",
-    )
-    begin(settings())
-    return settings
-
-
 # --- what is written ----------------------------------------------------------
 
 
@@ -104,27 +86,7 @@ def test_the_directory_describes_the_run_completely(
         [name, metadata["shards"][name], metadata["checksums"][name]]
         for name in (FIRST, SECOND, THIRD)
     ]
-    assert stored == [{"first_step": 0, "shards": shards}]
-
-
-def test_each_phase_is_written_and_the_metadata_of_the_first(
-    run, tiny_records, tmp_path
-):
-    copy = tmp_path / "copy"
-    copy_records(tiny_records, copy, inputs_sha256="0" * 64)
-    config = run(
-        input_file=(),
-        dataset=(f"one={tiny_records}/train/{FIRST}", f"two={copy}/{SECOND}"),
-        data_schedule="0:one,6:one+two",
-    )
-    run_directory.write(config, find_training_data(config))
-    stored = json.loads((tmp_path / "run/training_records.json").read_text())
-    assert [
-        (phase["first_step"], sorted(name for name, *_ in phase["shards"]))
-        for phase in stored
-    ] == [(0, [FIRST]), (6, [FIRST, SECOND])]
-    written = (tmp_path / "run/records_metadata.json").read_bytes()
-    assert written == (tiny_records / "train/metadata.json").read_bytes()
+    assert stored == {"shards": shards}
 
 
 def test_the_null_threshold_of_the_run_comes_first(tmp_path):
@@ -317,22 +279,15 @@ def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
 
 SAME_SHARDS = (
     "the same shards, read in another order: the paths sort in another order, "
-    "or the phases or datasets differ"
+    "or the directories differ"
 )
 
 
 def test_moved_records_and_unused_datasets_are_accepted(
-    run, run_in_phases, tiny_records, tmp_path, caplog
+    run, tiny_records, tmp_path, caplog
 ):
     elsewhere = tmp_path / "elsewhere"
     pattern = copy_records(tiny_records, elsewhere)
-    dataset = (
-        f"one={elsewhere}/{FIRST}",
-        f"two={elsewhere}/{SECOND}",
-        f"all={pattern}",
-    )
-    check(run_in_phases(dataset=dataset))
-    begin(run())
     check(run(input_file=(pattern,)))
     names = THIRD, FIRST, SECOND
     check(run(input_file=tuple(f"{elsewhere}/{name}" for name in names)))
@@ -368,12 +323,8 @@ def test_moved_records_and_unused_datasets_are_accepted(
             SAME_SHARDS,
         ),
         (  # the shards are equal but are read in another order
-            {
-                "dataset": f"one={{r}}/{FIRST},{{r}}/{SECOND} "
-                f"two={{r}}/{THIRD}",
-                "data_schedule": "0:one+two",
-            },
-            {"dataset": f"one={{r}}/{FIRST} two={{r}}/{SECOND},{{r}}/{THIRD}"},
+            {"input_file": f"{{r}}/{FIRST} {{r}}/{SECOND} {{copy}}/{THIRD}"},
+            {"input_file": f"{{r}}/{FIRST} {{copy}}/{SECOND} {{copy}}/{THIRD}"},
             SAME_SHARDS,
         ),
     ],
@@ -403,10 +354,8 @@ def test_changed_records_are_refused_unless_allowed(
 
     def changed(**changes):
         values = {**before, **changes}
-        for name in ("input_file", "dataset"):
-            paths = values.get(name, "").format(r=r, **copies)
-            values[name] = tuple(paths.split())
-        return run(**values)
+        paths = values["input_file"].format(r=r, **copies)
+        return run(**values | {"input_file": tuple(paths.split())})
 
     begin(changed())
     check(changed())
@@ -419,26 +368,6 @@ def test_changed_records_are_refused_unless_allowed(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "difference"),
-    [
-        ("0:one,8:one+two", SAME_SHARDS),
-        ("0:one,6:two", f"missing shards: {FIRST}; new shards: none"),
-    ],
-)
-def test_changed_phases_are_refused(
-    run_in_phases, schedule, difference, caplog
-):
-    with pytest.raises(UserError, match="own settings") as error:
-        check(run_in_phases(data_schedule=schedule))
-    change = f"data_schedule was '0:one,6:one+two' and is {schedule!r}"
-    assert change in str(error.value)
-    check(run_in_phases(data_schedule=schedule, allow_config_change=True))
-    settings, records = (r.getMessage() for r in caplog.records)
-    assert change in settings
-    assert records.endswith(f"as allowed: {difference}")
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
 )
@@ -446,18 +375,12 @@ def test_a_changed_vocabulary_is_always_refused(
     run, tiny_records, tmp_path, name, value
 ):
     pattern = copy_records(tiny_records, tmp_path / "copy", **{name: value})
-    in_phases = {
-        "input_file": (),
-        "dataset": (f"copy={pattern}",),
-        "data_schedule": "0:copy",
-    }
-    for changes in ({"input_file": (pattern,)}, in_phases):
-        with pytest.raises(
-            UserError, match=f"copy.* must agree with .*Received: {name} "
-        ) as error:
-            check(run(**changes, allow_config_change=True))
-        assert "run/records_metadata.json" in str(error.value)
-        assert "run/spiece.model" in error.value.remedy
+    with pytest.raises(
+        UserError, match=f"copy.* must agree with .*Received: {name} "
+    ) as error:
+        check(run(input_file=(pattern,), allow_config_change=True))
+    assert "run/records_metadata.json" in str(error.value)
+    assert "run/spiece.model" in error.value.remedy
 
 
 def test_the_vocabulary_of_a_converted_model_is_compared(

@@ -59,13 +59,6 @@ def test_a_rollback_further_back_does_not_repeat_the_skipped_batches(tmp_path):
     assert [rollbacks.next_change(s) for s in (0, 50)] == [50, 100]
 
 
-def test_a_rollback_before_a_phase_skips_none_of_its_batches(tmp_path):
-    rollbacks = Rollbacks.read(str(tmp_path))
-    roll_back(rollbacks, 110, 100)
-    assert rollbacks.skipped_steps(110, phase_start=110) == 0
-    assert rollbacks.skipped_steps(105, phase_start=105) == 10
-
-
 def test_discarded_steps_are_known(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import TIMING_METRICS, Progress, Times
 from tests.helpers import tiny_run
@@ -26,7 +26,7 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
         "learning_rate": 0.001,
         "dropout": 0.1,
     }
-    progress = progress_of(tmp_path, num_steps=12, data=UNKNOWN)
+    progress = progress_of(tmp_path, num_steps=12, records=UNKNOWN)
     compiling = {"num_compiling": 1, "compiling_seconds": 19.0}
     compiled = progress.advance(Times(**compiling))
     progress.log(1, {**figures, **compiled})
@@ -53,19 +53,14 @@ class Costly(Pretraining):
         return 10**12
 
 
-def records_of(step, **content):
-    """Records from a step on."""
-    return Phase(step, "", RecordSet({"a": 1}, (("a",),), **content))
+UNKNOWN = RecordSet({"a": 1})
+FILLED = RecordSet({"a": 1}, useful_share=0.75)
 
 
-UNKNOWN = TrainingData((records_of(0),))
-FILLED = TrainingData((records_of(0, useful_share=0.75),))
-
-
-def progress_of(run_dir, peak=None, num_steps=100, data=FILLED):
+def progress_of(run_dir, peak=None, num_steps=100, records=FILLED):
     """The progress of steps of 8 examples of 32 tokens."""
     config = tiny_run.make_config("", run_dir, num_train_steps=num_steps)
-    return Progress(config, Costly(config), data, peak)
+    return Progress(config, Costly(config), records, peak)
 
 
 def test_metrics_of_steps_by_hand(tmp_path):
@@ -88,15 +83,12 @@ def test_metrics_of_steps_by_hand(tmp_path):
 
 
 def test_the_content_of_batches_is_that_of_their_records(tmp_path):
-    """From step 10 on, they are packed."""
-    packed = records_of(10, useful_share=0.99)
-    data = TrainingData((*UNKNOWN.phases, packed))
-    progress = progress_of(tmp_path, data=data)
-    progress.begin_loop(0)
+    progress = progress_of(tmp_path, records=UNKNOWN)
     figures = progress.advance(Times(1, 2.0))
     assert not {"useful_share", "useful_tokens_per_second"} & set(figures)
 
-    progress.begin_loop(10)
+    packed = RecordSet({"a": 1}, useful_share=0.99)
+    progress = progress_of(tmp_path, records=packed)
     figures = progress.advance(Times(1, 2.0))
     assert figures["tokens_per_second"] == 128
     assert figures["useful_tokens_per_second"] == pytest.approx(0.99 * 128)

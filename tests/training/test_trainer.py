@@ -7,8 +7,6 @@ import time
 import tensorflow as tf
 
 from albert_tf.cluster.host import Host
-from albert_tf.input.pipeline import SYNTHETIC_RECORDS
-from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.runs.checkpoints import Checkpoint
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import Steps
@@ -19,12 +17,12 @@ from tests.helpers.limits import Limits
 STEP_S, COMPILE_S = 0.01, 0.5
 
 
-def make_trainer(config, data=None, **others):
+def make_trainer(config, **others):
     objective = Pretraining(config)
     return Trainer(
         config,
         objective,
-        data or objective.find_training_data(),
+        objective.find_training_data(),
         Host(tf.distribute.OneDeviceStrategy("CPU:0"), **others),
     )
 
@@ -70,27 +68,6 @@ def test_the_first_calls_of_a_program_are_short(tmp_path, monkeypatch):
     ]
 
 
-def test_the_lowest_loss_is_forgotten_where_other_records_begin(
-    tmp_path, monkeypatch
-):
-    """The program here does nothing. Other records begin at step 4."""
-    config = tiny_run.make_synthetic_config(tmp_path)
-    phases = ((0, "one"), (4, "two"))
-    trainer = make_trainer(
-        config,
-        TrainingData(tuple(Phase(*p, SYNTHETIC_RECORDS) for p in phases)),
-    )
-    monkeypatch.setattr(trainer, "_train_steps", do_nothing)
-    position = trainer.position
-    lowest = {}
-    # A process that resumes at step 4 or 5 has read the loss from a checkpoint.
-    for first, last in [(2, 4), (2, 6), (4, 6), (5, 6)]:
-        position.step, position.lowest_loss = first, 1.5
-        trainer.advance(last)
-        lowest[first, last] = position.lowest_loss
-    assert lowest == {(2, 4): 1.5, (2, 6): None, (4, 6): None, (5, 6): 1.5}
-
-
 def test_every_field_survives_a_checkpoint():
     """Each value differs from that of a new run."""
     saved = Position(
@@ -104,7 +81,7 @@ def test_every_field_survives_a_checkpoint():
     restored = Position(0, {"loss": 0.0, "gradient_norm": 0.0})
     for field in dataclasses.fields(Position):
         assert getattr(restored, field.name) != getattr(saved, field.name)
-    notes = json.loads(json.dumps(saved.to_notes(data="wiki")))
+    notes = json.loads(json.dumps(saved.to_notes(extra="ignored")))
     restored.restore(Checkpoint("step-00000007", 7, notes))
     assert restored == saved
     # The checkpoint of another optimizer has other metrics.
