@@ -149,14 +149,6 @@ class TokenizerConfig(CorpusConfig):
         at_least=1,
         below=2**31,
     )
-    holdout_fraction: float = setting(
-        0.01,
-        "Fraction of the sentences that are held out of training, chosen by a "
-        "hash of their text. PREFIX.json reports how the vocabulary covers "
-        "them; 0 writes no report.",
-        at_least=0,
-        below=1,
-    )
     overwrite: bool = setting(
         False,
         "Replace a model that was trained with other settings.",

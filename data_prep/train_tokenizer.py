@@ -10,11 +10,11 @@ before the SentencePiece model reads it:
 that every SentencePiece runtime returns the same ids for raw text.
 
 The command writes PREFIX.model; PREFIX.vocab, the pieces with their scores, as
-text; and PREFIX.json, the settings, the digest of the text, and a report on
-held-out sentences. The same text and settings give the same model, for any
-order of the documents: if the corpus is larger than --input_characters, the
-command trains on the sentences of smallest priority, a random number keyed by
-the text of their document. Memory depends only on that setting.
+text; and PREFIX.json, the settings and the digest of the text. The same text
+and settings give the same model, for any order of the documents: if the corpus
+is larger than --input_characters, the command trains on the sentences of
+smallest priority, a random number keyed by the text of their document. Memory
+depends only on that setting.
 
 SentencePiece is called with the options of google-research/albert. A
 self-contained model holds the normalisation of text as rules, each of which
@@ -29,7 +29,6 @@ import collections
 import hashlib
 import heapq
 import io
-import itertools
 import json
 import re
 import sys
@@ -65,8 +64,6 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import (
     NORMALIZER_NAMES,
     SELF_CONTAINED,
-    WORD_MARK,
-    Tokenizer,
     normalize,
 )
 from data_prep.config import TokenizerConfig
@@ -83,10 +80,6 @@ from data_prep.text import (
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
 _CHARACTERS_PER_SECOND = 350_000
-
-# Size of the held-out sample; it measures fractions to about 0.01 %.
-_HELD_OUT_SENTENCES = 20_000
-_HELD_OUT_CHARACTERS = 2_000_000
 
 # Punctuation that is always a separate piece, as in google-research/albert.
 _SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # noqa: RUF001
@@ -143,7 +136,7 @@ def main(config: TokenizerConfig) -> None:
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("reading sentences", num_bytes) as bar:
         documents = read_documents(sources, config, bar.update, skipped)
-        sample, held_out = _draw_sentences(config, documents, skipped)
+        sample = _draw_sentences(config, documents, skipped)
     described |= {
         "num_sentences": len(sample),
         "num_characters": sample.num_characters,
@@ -155,13 +148,9 @@ def main(config: TokenizerConfig) -> None:
         sample.num_characters / _CHARACTERS_PER_SECOND,
     )
     if not len(sample):
-        fault = "only blank lines"
-        if len(held_out):
-            fault = f"all {len(held_out)} sentences held out by a hash"
         raise UserError(
             "the text must contain sentences to train on",
-            received=fault,
-            remedy="Set --holdout_fraction=0 for a text of few sentences.",
+            received="only blank lines",
         )
     parts = (
         part.decode()
@@ -169,11 +158,6 @@ def main(config: TokenizerConfig) -> None:
         for part in cut(sentence.encode(), _LONGEST_PART)
     )
     model = _train_model(config, parts)
-    if len(held_out):
-        sentences = list(held_out.take())
-        described["held_out"] = _report(config, model, sentences)
-        report = json.dumps(described["held_out"])
-        logging.info("held-out sentences: %s", report)
     _write_model(config.model_prefix, model, described)
     logging.info(
         "%s.model: %d pieces; skipped or split: %s",
@@ -240,12 +224,6 @@ class SentenceSample:
         ):
             self._drop_one()
 
-    def limit(self, threshold: int) -> None:
-        """Drops all sentences whose priority is not below `threshold`."""
-        self.threshold = min(self.threshold, threshold)
-        while self._heap and -self._heap[0][0] >= threshold:
-            self._drop_one()
-
     def take(self) -> Iterator[str]:
         """Yields the sentences by increasing priority, and removes them."""
         self._heap.sort()
@@ -262,10 +240,9 @@ def _draw_sentences(
     config: TokenizerConfig,
     documents: Iterable[list[str]],
     skipped: collections.Counter[str],
-) -> tuple[SentenceSample, SentenceSample]:
-    """The sentences to train on, and held-out ones; see `_train_model`."""
+) -> SentenceSample:
+    """The sentences to train on, as `_train_model` takes them."""
     sample = SentenceSample(config.input_sentence_size, config.input_characters)
-    held_out = SentenceSample(_HELD_OUT_SENTENCES, _HELD_OUT_CHARACTERS)
     is_raw = config.vocabulary_kind == SELF_CONTAINED
     for lines in documents:
         sentences = break_sentences(lines, config, skipped)
@@ -277,18 +254,9 @@ def _draw_sentences(
                 sentence = sentence.replace(_RESERVED, " ")
                 skipped[f"sentences with {_RESERVED}, read as a space"] += 1
             text = normalize(sentence, config.do_lower_case)
-            if not text:
-                continue
-            # Equal for sentences that differ only in case.
-            digest = hashlib.blake2b(text.lower().encode(), digest_size=8)
-            key = int.from_bytes(digest.digest(), "little")
-            is_held_out = key < config.holdout_fraction * 2**64
-            chosen = held_out if is_held_out else sample
-            chosen.add(priority, sentence if is_raw else text)
-    # Without this limit, the report would depend on the order of the documents:
-    # a held-out sentence of larger priority is added only if it comes early.
-    held_out.limit(sample.threshold)
-    return sample, held_out
+            if text:
+                sample.add(priority, sentence if is_raw else text)
+    return sample
 
 
 def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
@@ -303,48 +271,6 @@ def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
     write_bytes(prefix + ".vocab", vocabulary.encode())
     write_bytes(prefix + ".json", json.dumps(described, indent=2).encode())
     write_bytes(prefix + ".model", model)
-
-
-def _report(
-    config: TokenizerConfig, model: bytes, sentences: list[str]
-) -> dict[str, Any]:
-    """Returns statistics of sentences that were held out.
-
-    Spaces do not count as characters. A character is covered if it is a piece,
-    also in a vocabulary that spells other characters as bytes.
-
-    Args:
-        model: Content of the model file.
-        sentences: At least one sentence, in the form that `_train_model` takes.
-    """
-    with tempfile.NamedTemporaryFile() as file:
-        write_bytes(file.name, model)
-        tokenizer = Tokenizer(file.name, config.do_lower_case)
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    words = [
-        word
-        for sentence in sentences
-        for word in processor.normalize(sentence).split(WORD_MARK)[1:]
-    ]
-    characters = collections.Counter(itertools.chain.from_iterable(words))
-    ids = tokenizer.encode_batch(sentences).ids
-    # Every character of a piece is a piece, too.
-    alphabet = set(map(tokenizer.id_to_piece, range(tokenizer.vocab_size)))
-    uncovered = {c: n for c, n in characters.items() if c not in alphabet}
-    num_tokens = max(1, len(ids))  # sentences may have no visible character
-    covered = 1 - sum(uncovered.values()) / max(1, characters.total())
-    most = sorted(uncovered, key=lambda c: (-uncovered[c], c))[:20]
-    return {
-        "num_sentences": len(sentences),
-        "pieces_per_word": len(ids) / max(1, len(words)),
-        "characters_covered": covered,
-        "byte_pieces": sum(processor.is_byte(ids.tolist())) / num_tokens,
-        "unknown_pieces": int((ids == UNK_ID).sum()) / num_tokens,
-        "most_uncovered": {
-            f"U+{ord(c):04X} {unicodedata.name(c, '')}": uncovered[c]
-            for c in most
-        },
-    }
 
 
 # --- training ----------------------------------------------------------------

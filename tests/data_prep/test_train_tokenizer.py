@@ -1,4 +1,4 @@
-"""Training of vocabularies, and what it reports."""
+"""Training of vocabularies."""
 
 import gzip
 import json
@@ -124,7 +124,7 @@ def test_sentences_with_the_reserved_sign_are_kept_and_counted(
     path = tmp_path / "text.txt"
     path.write_text("zyx one \u2585 two\n" * 9 + "one two three\n" * 9)
     caplog.set_level("INFO")
-    train(str(path), tmp_path / "spm", vocab_size=26, holdout_fraction=0.0)
+    train(str(path), tmp_path / "spm", vocab_size=26)
     assert "9 sentences with \u2585" in caplog.text
     tokenizer = Tokenizer(str(tmp_path / "spm.model"))
     assert 1 not in tokenizer.encode_batch(["zyx"]).ids
@@ -134,11 +134,6 @@ def test_sentences_with_the_reserved_sign_are_kept_and_counted(
     ("content", "settings", "message"),
     [
         ("\n \n\n", {}, "only blank lines"),
-        (
-            "Two.\nTwo.\n",
-            {"holdout_fraction": 0.9999},
-            r"all 2 sentences held out.*Set --holdout_fraction=0",
-        ),
         (
             "abcdefghijklmnopqrstuvwxyz " * 9,
             {"vocab_size": 20},
@@ -160,15 +155,13 @@ def test_text_or_settings_without_a_vocabulary_are_refused(
 
 
 def test_long_line_is_read(text_file, tmp_path):
-    """By default, SentencePiece drops lines of more than 4,192 bytes. Without
-    held-out sentences, there is no report."""
+    """By default, SentencePiece drops lines of more than 4,192 bytes."""
     path = tmp_path / "line.txt"
     with open(text_file, errors="replace") as file:
         path.write_text(" ".join(file.read().split()))
-    train(str(path), tmp_path / "spm", holdout_fraction=0.0)
+    train(str(path), tmp_path / "spm")
     assert Tokenizer(str(tmp_path / "spm.model")).vocab_size == 700
     described = json.loads((tmp_path / "spm.json").read_text())
-    assert "held_out" not in described
     assert described["settings"]["vocabulary_kind"] == "published"
 
 
@@ -209,7 +202,7 @@ def test_order_and_files_of_documents_have_no_influence(text_file, tmp_path):
     (tmp_path / "all.txt").write_text("\n\n".join(documents))
     for name, settings in (
         ("all", {}),
-        ("sample", {"input_characters": 60_000, "holdout_fraction": 0.1}),
+        ("sample", {"input_characters": 60_000}),
     ):
         described = []
         models = []
@@ -222,71 +215,11 @@ def test_order_and_files_of_documents_have_no_influence(text_file, tmp_path):
                 json.loads(prefix.with_suffix(".json").read_text())
             )
         assert models[0] == models[1]
-        assert described[0]["held_out"] == described[1]["held_out"]
     assert 59_000 < described[0]["num_characters"] <= 60_000
-    # A tenth of the sample, not of the corpus.
-    held_out = described[0]["held_out"]["num_sentences"]
-    assert 0.05 < held_out / described[0]["num_sentences"] < 0.2
 
     # Other file names do not make the model outdated, which would be an error.
     last = two.rename(tmp_path / "a.txt")
     train((str(last), str(one)), prefix, vocab_size=500, **settings)
-
-
-@pytest.mark.parametrize(
-    ("vocabulary_kind", "byte_fallback"),
-    [("published", False), ("self_contained", True)],
-)
-def test_report_is_about_held_out_sentences(
-    text_file, tmp_path, vocabulary_kind, byte_fallback
-):
-    """Each sentence has a unique character. Those of the training sentences are
-    covered, so the uncovered ones identify the held-out sentences."""
-    with open(text_file, errors="replace") as file:
-        words = [re.findall("[a-z]+", line.lower())[:12] for line in file]
-    words = [line for line in words if len(line) > 5][:300]
-    own = [chr(0x4E00 + i) for i in range(300)]
-    sentences = [
-        " ".join([*line, c]) for line, c in zip(words, own, strict=True)
-    ]
-    path = tmp_path / "text.txt"
-    path.write_text("\n".join(sentences))
-    prefix = tmp_path / "spm"
-    train(
-        str(path),
-        prefix,
-        vocabulary_kind=vocabulary_kind,
-        byte_fallback=byte_fallback,
-        vocab_size=400 + 256 * byte_fallback,
-        character_coverage=1.0,
-        holdout_fraction=0.2,
-    )
-    described = json.loads(prefix.with_suffix(".json").read_text())
-    report = described["held_out"]
-    vocabulary = prefix.with_suffix(".vocab").read_text("utf-8")
-    held_out = [s for s in sentences if s[-1] not in vocabulary]
-    # 300 draws of 0.2: 60 and four standard deviations of 7.
-    assert 32 <= len(held_out) <= 88
-    assert described["num_sentences"] == 300 - len(held_out)
-    plain = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
-    num_tokens = sum(len(plain.encode(s)) for s in held_out)
-    num_characters = sum(len(s.replace(" ", "")) for s in held_out)
-    rare = len(held_out) / num_tokens
-    uncovered = report.pop("most_uncovered")
-    assert report == pytest.approx(
-        {
-            "num_sentences": len(held_out),
-            "pieces_per_word": num_tokens
-            / sum(len(s.split()) for s in held_out),
-            "characters_covered": 1 - len(held_out) / num_characters,
-            "byte_pieces": 3 * rare * byte_fallback,
-            "unknown_pieces": rare * (not byte_fallback),
-        }
-    )
-    code_point = f"{ord(held_out[0][-1]):04X}"
-    assert len(uncovered) == 20
-    name = f"U+{code_point} CJK UNIFIED IDEOGRAPH-{code_point}"
-    assert next(iter(uncovered.items())) == (name, 1)
 
 
 SENTENCES = st.lists(
@@ -303,14 +236,12 @@ SENTENCES = st.lists(
     SENTENCES,
     st.integers(min_value=1, max_value=12),
     st.integers(min_value=1, max_value=60),
-    st.just(2**64) | st.integers(min_value=0, max_value=2**64),
 )
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_sample_keeps_the_sentences_of_smallest_priority(
-    sentences, max_sentences, max_characters, limit
+    sentences, max_sentences, max_characters
 ):
-    """Up to the first that does not fit, so the order has no influence. A
-    limit then keeps the smaller priorities."""
+    """Up to the first that does not fit, so the order has no influence."""
     expected = []
     for _, text in sorted(sentences)[:max_sentences]:
         if sum(map(len, expected)) + len(text) > max_characters:
@@ -321,9 +252,7 @@ def test_sample_keeps_the_sentences_of_smallest_priority(
         sample.add(priority, text)
     assert sample.num_characters == sum(map(len, expected))
     assert len(sample) == len(expected)
-    sample.limit(limit)
-    kept = [text for p, text in sorted(sentences) if p < limit]
-    assert list(sample.take()) == kept[: len(expected)]
+    assert list(sample.take()) == expected
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])

@@ -49,7 +49,6 @@ def test_planted_structure_is_learned(tmp_path):
             input_file=(str(texts[1]),),
             model_prefix=str(tmp_path / "spm"),
             vocab_size=MODEL.vocab_size,
-            holdout_fraction=0.0,
         )
     )
     build_tfrecords.main(
