@@ -67,7 +67,6 @@ from data_prep.shards import (
     judge_form,
     judge_use,
     list_shards,
-    measure_use,
     write_shard,
 )
 from data_prep.shuffle import (
@@ -391,16 +390,8 @@ def _check_not_empty(
 
 
 def _judge_text(built: BuiltRecords, tokenizer: Tokenizer) -> None:
-    """Logs the form of the text, and how the vocabulary suits it."""
-    form = built.text_form
-    use = measure_use(built.piece_counts, tokenizer)
-    logging.info(
-        "%.1f sentences per document, %.1f tokens per sentence; %s",
-        form["sentences"] / form["documents"],
-        form["tokens"] / form["sentences"],
-        ", ".join(f"{value:.2%} {name}" for name, value in use.items()),
-    )
-    if warning := judge_form(form):
+    """Warns of a form of the text or a vocabulary that does not suit."""
+    if warning := judge_form(built.text_form):
         logging.warning("%s", warning)
     if faults := judge_use(built.piece_counts, tokenizer):
         logging.warning(

@@ -40,10 +40,8 @@ from data_prep.packing import pack_rows
 from data_prep.segments import (
     DOCUMENTS,
     EVAL,
-    EXAMPLES,
     SENTENCES,
     SINGLE,
-    SPLITS,
     TOKENS,
     TRAIN,
     UnmaskedExamples,
@@ -62,7 +60,7 @@ _FEATURE_OF_ENTRY = b"\x12"
 _FLOAT_LIST = b"\x12"
 _INT64_LIST = b"\x1a"
 
-# Largest usual fractions of tokens and pieces; see `judge_use`.
+# Largest usual fractions; see `judge_use`.
 _USUAL = {
     "unknown": (0.01, "tokens are <unk>"),
     "bytes": (0.05, "tokens are bytes of characters without a piece"),
@@ -71,9 +69,8 @@ _USUAL = {
 }
 # "unused" is judged if the text has this many tokens for each piece.
 _TOKENS_PER_PIECE = 100
-# Largest usual fractions of documents of one sentence, and of examples whose
-# segments are parts of one sentence; largest usual tokens of a sentence.
-_MAX_SINGLE, _MAX_SPLITS, _MAX_LENGTH = 0.5, 0.15, 100
+# Of the documents, and tokens; see `judge_form`.
+_USUAL_SINGLE, _USUAL_LENGTH = 0.5, 100
 
 # Largest number of bits of the numbers for which varints are tabulated.
 _TABLE_BITS = 18
@@ -503,22 +500,15 @@ def describe_split(
 def judge_form(form: Mapping[str, int]) -> str:
     """Says what to do about text whose form defeats the objective, or ""."""
     single = form[SINGLE] / form[DOCUMENTS]
-    splits = form[SPLITS] / form[EXAMPLES]
     length = form[TOKENS] / form[SENTENCES]
-    if (
-        single <= _MAX_SINGLE
-        and splits <= _MAX_SPLITS
-        and length <= _MAX_LENGTH
-    ):
+    if single <= _USUAL_SINGLE and length <= _USUAL_LENGTH:
         return ""
     return (
         f"{single:.0%} of the documents have one sentence (usual: up to "
-        f"{_MAX_SINGLE:.0%}), {splits:.0%} of the examples are split within a "
-        f"sentence (up to {_MAX_SPLITS:.0%}), and a sentence has {length:.0f} "
-        f"tokens (up to {_MAX_LENGTH}). If a line is a paragraph, set "
+        f"{_USUAL_SINGLE:.0%}), and a sentence has {length:.0f} tokens (usual: "
+        f"up to {_USUAL_LENGTH}). If a line is a paragraph, set "
         "--sentence_breaker=sentencex and --language; if a blank line follows "
-        "each line, remove it; else set a larger --max_seq_length, or "
-        "--sentence_objective=none."
+        "each line, remove it; else set --sentence_objective=none."
     )
 
 
@@ -552,14 +542,16 @@ def judge_use(piece_counts: np.ndarray, tokenizer: Tokenizer) -> str:
     use = measure_use(piece_counts, tokenizer)
     if piece_counts.sum() < _TOKENS_PER_PIECE * tokenizer.vocab_size:
         use["unused"] = 0.0
-    ordinary = np.flatnonzero(~tokenizer.words.is_byte)[FIRST_ORDINARY_ID:]
-    pieces = [tokenizer.id_to_piece(i) for i in ordinary.tolist()]
-    capitals = sum(piece != piece.lower() for piece in pieces) / len(pieces)
-    use["capitals"] = capitals * tokenizer.do_lower_case
+    if tokenizer.do_lower_case:
+        ordinary = np.flatnonzero(~tokenizer.words.is_byte)[FIRST_ORDINARY_ID:]
+        pieces = [tokenizer.id_to_piece(i) for i in ordinary.tolist()]
+        capitals = sum(piece != piece.lower() for piece in pieces)
+        use["capitals"] = capitals / len(pieces)
     return "; ".join(
-        f"{use[name]:.1%} of the {what} (usual: up to {limit:.0%})"
-        for name, (limit, what) in _USUAL.items()
-        if use[name] > limit
+        f"{fraction:.1%} of the {_USUAL[name][1]} (usual: up to "
+        f"{_USUAL[name][0]:.0%})"
+        for name, fraction in use.items()
+        if fraction > _USUAL[name][0]
     )
 
 
