@@ -444,7 +444,7 @@ class FirstModel:
             "curves",
             "albert_tf.report",
             f"--run_dirs={','.join(f'{runs}/{name}' for name in names)}",
-            f"--output_file={self.dir}/curves.png,{self.dir}/curves.html",
+            f"--output_file={self.dir}/curves.png",
         )
         self._write_page(figures, filled, names)
 

@@ -272,11 +272,8 @@ class ReportConfig(Config):
         "Run directories to draw, comma-separated, e.g. "
         "build/run,build/other_run.",
     )
-    output_file: tuple[str, ...] = setting(
-        (),
-        "Files to write or replace, comma-separated: a picture (.png), a page "
-        "that needs no network (.html), or both, e.g. "
-        "build/report.html,build/curves.png.",
+    output_file: str = setting(
+        "", "Picture to write or replace, e.g. build/curves.png."
     )
     metrics: tuple[str, ...] = setting(
         (),
@@ -285,13 +282,10 @@ class ReportConfig(Config):
     )
 
     def check(self) -> None:
-        for path in self.output_file:
-            if not path.endswith((".png", ".html")):
-                raise UserError(
-                    "output_file must end in .png or .html",
-                    received=path,
-                    remedy="Example: --output_file=build/report.html",
-                )
+        if self.output_file and not self.output_file.endswith(".png"):
+            raise UserError(
+                "output_file must end in .png", received=self.output_file
+            )
 
 
 @dataclasses.dataclass(frozen=True)

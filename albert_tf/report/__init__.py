@@ -1,1 +1,1 @@
-"""Reports on runs: learning curves as a picture, facts as a page."""
+"""Draws the learning curves of runs."""

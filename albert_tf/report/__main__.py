@@ -1,14 +1,11 @@
-r"""Draw the curves of runs, as a picture, a page, or both.
+r"""Draw the learning curves of runs as a picture.
 
     python -m albert_tf.report \
-      --run_dirs=runs/base,runs/base_no_dropout \
-      --output_file=build/report.html,build/curves.png
+      --run_dirs=runs/base,runs/base_no_dropout --output_file=build/curves.png
 
 The picture has panels for losses, accuracies, learning rate, norms and speed,
 in training and evaluation; --metrics selects some of them. It marks the steps
-at which a run was restarted, rolled back, or changed dropout or data. The page
-adds tables of the runs, their settings and their events, in one file that needs
-no network.
+at which a run was restarted, rolled back, or changed dropout or data.
 """
 
 from albert_tf.cluster import versions
@@ -21,16 +18,10 @@ def main(config: ReportConfig) -> None:
     versions.import_tensorflow()
     from albert_tf.io.files import write_bytes
     from albert_tf.report.curves import picture
-    from albert_tf.report.page import page
     from albert_tf.report.runs import read_runs
 
     runs = read_runs(config.run_dirs)
-    for output_file in config.output_file:
-        if output_file.endswith(".html"):
-            content = page(runs, config.metrics).encode()
-        else:
-            content = picture(runs, config.metrics)
-        write_bytes(output_file, content)
+    write_bytes(config.output_file, picture(runs, config.metrics))
     for run in runs:
         held_out = {m: c[-1] for (s, m), c in run.curves.items() if s == "eval"}
         scores = [
@@ -39,9 +30,7 @@ def main(config: ReportConfig) -> None:
         step = max((int(step) for step, _ in held_out.values()), default=0)
         text = f"step {step}, held-out set: {', '.join(scores)}"
         print(f"{run.run_dir}, {text if scores else 'not evaluated yet'}")
-    for output_file in config.output_file:
-        kind = "page" if output_file.endswith(".html") else "curves"
-        print(f"{kind}: {output_file}")
+    print(f"curves: {config.output_file}")
 
 
 if __name__ == "__main__":

@@ -222,5 +222,5 @@ def _legend(runs: Sequence[RunHistory]) -> list[Line2D]:
     return handles + [
         Line2D([], [], color="gray", ls=style, lw=0.8, label=label)
         for kind, (label, style) in MARKS.items()
-        if any(run.count_events(kind) for run in runs)
+        if any(event["event"] == kind for run in runs for event in run.events)
     ]

@@ -11,21 +11,7 @@ from albert_tf.config import flatten
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json_if_any
 from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
-from albert_tf.runs.log import (
-    METRICS_FILE,
-    read_events,
-    read_metrics,
-)
-from albert_tf.runs.usage import describe_usage, time_of_start
-
-# Facts of events that are times in seconds, by cause.
-EVENT_FACTS = {
-    "start-up": "start_up_s",
-    "restoring": "restore_s",
-    "checkpoints": "stalled_s",
-    "lost steps": "lost_s",
-}
-CAUSES = ("steps", "compiling", "evaluation", *EVENT_FACTS)
+from albert_tf.runs.log import METRICS_FILE, read_events, read_metrics
 
 
 class RunHistory:
@@ -35,14 +21,9 @@ class RunHistory:
         curves: By split, "train" or "eval", and name of the metric: steps and
             values, `(points, 2)`, without NaN and infinity.
         last_step: Step of the last line of metrics.jsonl.
-        tokens: Number of tokens of the kept steps, with padding; 0 if unknown.
-        events: Lines of events.jsonl, except for checkpoints.
-        seconds: Time by cause. "steps" is the time of the kept steps.
-        times: Unix seconds of the start of the first process and of the last
-            event; None without events.
+        events: Lines of events.jsonl.
         settings: By dotted name, from config.json; empty without that file.
         records: Metadata of the records; empty if unknown.
-        usage: Device-hours, price, energy and CO2; empty if unknown.
 
     Raises:
         UserError: If the directory holds no metrics.
@@ -51,16 +32,14 @@ class RunHistory:
     def __init__(self, run_dir: str, name: str) -> None:
         self.run_dir, self.name = run_dir, name
         # Read as plain JSON, since other versions have other settings.
-        settings = self._load(CONFIG_FILE)
-        self.settings = flatten(settings)
+        self.settings = flatten(self._load(CONFIG_FILE))
         self.records = self._load(RECORDS_METADATA_FILE)
-        self.seconds = dict.fromkeys(CAUSES, 0.0)
-        self.tokens, self.last_step = 0.0, 0
+        self.events = read_events(run_dir)
+        self.last_step = 0
         points: dict[tuple[str, str], list[tuple[int, float]]] = {}
         for line in read_metrics(run_dir):
             split, step = line.pop("split"), line.pop("step")
             self.last_step = max(self.last_step, step)
-            self._add_times(line)
             for metric, value in line.items():
                 if math.isfinite(value):
                     points.setdefault((split, metric), []).append((step, value))
@@ -71,36 +50,13 @@ class RunHistory:
                 remedy="Give the --output_dir of runs that have trained.",
             )
         self.curves = {key: np.array(found) for key, found in points.items()}
-        self.events: list[dict[str, Any]] = []
-        self.times: tuple[float, float] | None = None
-        events = read_events(run_dir)
-        self.usage = describe_usage(events, settings.get("distribution", {}))
-        for event in events:
-            began = self.times[0] if self.times else time_of_start(event)
-            self.times = began, event["time"]
-            for cause, fact in EVENT_FACTS.items():
-                self.seconds[cause] += event.get(fact, 0.0)
-            if event["event"] != "checkpoint":
-                self.events.append(event)
 
     def _load(self, name: str) -> dict[str, Any]:
         return load_json_if_any(posixpath.join(self.run_dir, name)) or {}
 
-    def _add_times(self, line: dict[str, float]) -> None:
-        seconds = line.get("loop_seconds", 0.0)
-        compiling = line.get("compile_seconds", 0.0)
-        self.tokens += line.get("tokens_per_second", 0) * (seconds + compiling)
-        self.seconds["steps"] += seconds
-        self.seconds["compiling"] += compiling
-        self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
-
     def curve(self, split: str, metric: str) -> np.ndarray:
         """Returns the curve of a metric; it is empty for an unknown metric."""
         return self.curves.get((split, metric), np.empty((0, 2)))
-
-    def count_events(self, kind: str) -> int:
-        """Returns how often an event happened."""
-        return sum(event["event"] == kind for event in self.events)
 
 
 def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:

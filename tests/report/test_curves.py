@@ -1,10 +1,16 @@
+import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.report import curves
-from tests.helpers.logged_run import SETTINGS, read_run
+from albert_tf.report.__main__ import main
+from albert_tf.report.runs import read_runs
+from albert_tf.training import train
+from tests.helpers import tiny_run
+from tests.helpers.logged_run import SETTINGS, read_run, write_run
 
 
 def axes_of(metric, *runs, late=False):
@@ -92,3 +98,36 @@ def test_curves_are_compared_with_the_paper_and_the_corpus(tmp_path):
     assert values("learning_rate") == []
     drawn = lines_of(axes_of("masked_lm_loss", run))
     assert ([[0.0, 6.5], [1.0, 6.5]], ":") in drawn
+
+
+def test_runs_of_one_name_are_named_by_their_paths(tmp_path):
+    for run_dir in ("x/run", "y/run", "y/other"):
+        write_run(tmp_path / run_dir, [5.0])
+
+    def names(*run_dirs):
+        return [
+            r.name for r in read_runs([f"{tmp_path}/{d}" for d in run_dirs])
+        ]
+
+    assert names("x/run/", "y/other") == ["run", "other"]
+    assert names("x/run", "y/run") == [f"{tmp_path}/{d}/run" for d in "xy"]
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_runs([str(tmp_path)])
+
+
+def test_another_file_suffix_is_refused():
+    with pytest.raises(UserError, match=r"end in \.png.*curves\.pdf"):
+        ReportConfig(output_file="curves.pdf")
+
+
+@pytest.mark.slow
+def test_a_real_run_is_drawn(tiny_records, tmp_path, capsys):
+    """A name with markup is text."""
+    run_dir, file = tmp_path / "a <b> $x$", tmp_path / "out.png"
+    config = tiny_run.make_config(tiny_records, run_dir, num_train_steps=4)
+    assert train.train(config) == 0
+    main(ReportConfig(run_dirs=(str(run_dir),), output_file=str(file)))
+    said = capsys.readouterr().out
+    assert f"curves: {file}\n" in said
+    assert f"{run_dir}, step 4, held-out set: loss " in said
+    assert matplotlib.image.imread(file).size > 1e6

@@ -177,15 +177,13 @@ def commands(storage, settings, source, tiny_records, tmp_path):
         **tiny_task.SHORT,
     )
     converting = ConvertConfig(from_=run, to=f"{out}/converted")
-    reporting = ReportConfig(
-        run_dirs=(run,), output_file=(f"{out}/report.html",)
-    )
+    reporting = ReportConfig(run_dirs=(run,), output_file=f"{out}/curves.png")
     return {
         "build": (build_tfrecords.main, build, "records/train/metadata.json"),
         "train": (train, config, "run/config.json"),
         "finetune": (finetuning.run, finetune, "finetuned/predictions/dev.tsv"),
         "convert": (convert, converting, "converted/config.json"),
-        "report": (report.main, reporting, "report.html"),
+        "report": (report.main, reporting, "curves.png"),
     }
 
 
