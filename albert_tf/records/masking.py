@@ -62,8 +62,7 @@ def mask_rows(
 
     Args:
         rows: The features `input_ids`, `input_mask` and `token_boundary` of
-            records, `(batch, length)`; length and `batch * K` are at most
-            65536.
+            records, `(batch, length)`.
         keys: uint64, `(batch, K)`, a key for each example that a row can hold.
             The masks of an example depend only on its key and its tokens.
         config: P, `masked_lm_prob` and `ngram`. Special tokens count as tokens
@@ -77,9 +76,10 @@ def mask_rows(
         is masked. An example without such a span has no masked tokens.
 
     Raises:
-        ValueError: If the masked tokens of a row exceed its slots; for tensors
-            an InvalidArgumentError. This does not happen with the masking
-            settings for which the records were packed.
+        ValueError: If `batch * K * length` exceeds 2^32 (with the length
+            rounded up to a power of two). If the masked tokens of a row exceed
+            its slots; for tensors an InvalidArgumentError. This does not happen
+            with the masking settings for which the records were packed.
 
     Example:
         >>> rows = {
@@ -132,6 +132,7 @@ def mask_rows(
         ops.right_shift(order, np.uint64(32)),
         ops.clip(ops.cast(ops.rint(wanted), "int64"), 1, max_predictions),
         max_predictions,
+        input_ids.shape[1],
         ops,
     )
     # The maskable tokens of the spans taken: indices in the flattened batch.
@@ -340,7 +341,12 @@ def _measure_spans(
 
 
 def _take_spans(
-    spans: _Spans, order: Array, budgets: Array, max_predictions: int, ops: Any
+    spans: _Spans,
+    order: Array,
+    budgets: Array,
+    max_predictions: int,
+    max_spans: int,
+    ops: Any,
 ) -> Array:
     """Takes spans in random order while they fit the budget of their example.
 
@@ -350,6 +356,7 @@ def _take_spans(
     Args:
         order: uint64, `(spans,)`, random, below 2**32.
         budgets: int64, `(examples,)`, number of tokens to mask.
+        max_spans: Largest number of spans of an example.
 
     Returns:
         int64, increasing; the indices of the spans taken.
@@ -366,7 +373,7 @@ def _take_spans(
     for candidates in (comes_first, ~comes_first):
         candidates = candidates & ops.take(left > 0, examples)
         shuffled = _shuffle_within_examples(
-            candidates, examples, order, num_examples, ops
+            candidates, examples, order, num_examples, max_spans, ops
         )
         taken, left = _take_what_fits(
             shuffled, examples, sizes, left, taken, ops
@@ -375,7 +382,7 @@ def _take_spans(
     candidates = (sizes > 0) & (sizes <= max_predictions)
     candidates = candidates & ops.take(left == budgets, examples)
     shuffled = _shuffle_within_examples(
-        candidates, examples, order, num_examples, ops
+        candidates, examples, order, num_examples, max_spans, ops
     )
     counts = ops.bincount(ops.take(examples, shuffled), None, num_examples)
     is_first = ops.ranges(counts) == 0
@@ -388,20 +395,27 @@ def _shuffle_within_examples(
     examples: Array,
     order: Array,
     num_examples: int,
+    max_spans: int,
     ops: Any,
 ) -> Array:
     """Indices of some spans, sorted by their examples, then by `order`."""
+    number_bits = (max_spans - 1).bit_length()
+    if num_examples > 2 ** (32 - number_bits):
+        raise ValueError(
+            f"a batch must have at most {2 ** (32 - number_bits)} examples of "
+            f"{max_spans} tokens. Received: {num_examples}"
+        )
     spans = ops.flatnonzero(is_candidate)
     groups = ops.take(examples, spans)
     counts = ops.bincount(groups, None, num_examples)
-    # 16 bits of the example, 32 random bits, 16 bits of the span's number in
-    # the example: sorting integers is several times faster than an argsort.
+    # The example, 32 random bits, and the span's number in the example: sorting
+    # integers is several times faster than an argsort.
     sort_keys = ops.sort(
-        ops.cast(groups, "uint64") * np.uint64(2**48)
-        + ops.take(order, spans) * np.uint64(2**16)
+        ops.cast(groups, "uint64") * np.uint64(2 ** (32 + number_bits))
+        + ops.take(order, spans) * np.uint64(2**number_bits)
         + ops.cast(ops.ranges(counts), "uint64")
     )
-    numbers = ops.cast(sort_keys & np.uint64(2**16 - 1), "int64")
+    numbers = ops.cast(sort_keys & np.uint64(2**number_bits - 1), "int64")
     firsts = ops.repeat(ops.cumsum(counts) - counts, counts)
     return ops.take(spans, firsts + numbers)
 

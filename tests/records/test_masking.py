@@ -190,6 +190,33 @@ def mask(ids, boundary, vocab_size=VOCAB_SIZE, masked_lm_prob=0.15):
     return mask_rows(rows, keys, vocab_size, config)
 
 
+@pytest.mark.parametrize("ops", [None, tensor_ops])
+def test_a_large_batch_has_the_masks_of_its_halves(ops):
+    """2,048 rows of up to 64 examples, 131,072 in all."""
+    rng = np.random.default_rng(3)
+    shape = 2048, 256
+    rows = {
+        "input_ids": rng.integers(5, VOCAB_SIZE, shape).astype(np.int32),
+        "input_mask": np.repeat(np.arange(1, 65, dtype=np.int32), 4)
+        * np.ones((2048, 1), np.int32),
+        "token_boundary": np.ones(shape, np.int32),
+    }
+    keys = rng.integers(0, 2**64, (2048, 64), dtype=np.uint64)
+    config = MaskingConfig(max_predictions_per_seq=9, ngram=1)
+
+    def mask_part(part):
+        of_part = {name: values[part] for name, values in rows.items()}
+        arguments = of_part, keys[part], VOCAB_SIZE, config
+        return mask_rows(*arguments, *([ops] if ops else []))
+
+    halves = [mask_part(slice(0, 1024)), mask_part(slice(1024, 2048))]
+    for name, values in mask_part(slice(0, 2048)).items():
+        parts = [half[name] for half in halves]
+        np.testing.assert_array_equal(values, np.concatenate(parts))
+    # Of the four tokens of each example, one is masked.
+    assert np.sum(halves[0]["masked_lm_weights"]) == 1024 * 64
+
+
 def test_every_word_is_masked_equally_often():
     """Except for words at the ends of a segment: their spans are shorter and
     fit the rest of a budget a little more often."""
