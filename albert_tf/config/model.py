@@ -95,6 +95,18 @@ class ModelConfig(Config, affects="model"):
                 "num_hidden_groups must be 1 if parameter_sharing is none",
                 received=self.num_hidden_groups,
             )
+        # google-research/albert and transformers round fractions of layers.
+        layers, groups = self.num_hidden_layers, self.num_hidden_groups
+        for layer in range(layers):
+            google = int(layer / layers * groups)
+            transformers = int(layer / (layers / groups))
+            if not google == transformers == self.group_of_layer(layer):
+                raise UserError(
+                    "num_hidden_groups must give each layer the group that it "
+                    "has in google-research/albert and transformers",
+                    received=f"{groups} groups of {layers} layers, where layer "
+                    f"{layer} differs",
+                )
 
     def group_of_layer(self, layer: int) -> int:
         """The group of a layer; a group consists of consecutive layers."""

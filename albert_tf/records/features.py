@@ -32,8 +32,7 @@ METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
 # A build keeps this file in the parent directory until it is complete.
 UNFINISHED_FILE = "unfinished.json"
-# The version of the records. Those of versions 2 (unpacked) and 3 (packed), in
-# which punctuation marks continue the word before them, are read as they are.
+# The version of the records. Those of other versions are refused.
 SCHEMA_VERSION = 4
 
 

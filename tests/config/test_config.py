@@ -43,6 +43,16 @@ REFUSED = [
         "num_hidden_groups must be at most num_hidden_layers. "
         "Received: 5 and 3.",
     ),
+    (  # int(15 / 22 * 22) is 14 in google-research/albert
+        ModelConfig,
+        {"num_hidden_groups": 22, "num_hidden_layers": 22},
+        "22 groups of 22 layers, where layer 15 differs",
+    ),
+    (  # int(9 / (18 / 14)) is 6 in transformers
+        ModelConfig,
+        {"num_hidden_groups": 14, "num_hidden_layers": 18},
+        "14 groups of 18 layers, where layer 9 differs",
+    ),
     (
         ModelConfig,
         {"num_hidden_groups": 2, "parameter_sharing": "none"},
