@@ -18,6 +18,7 @@ COMMANDS = {
     "convert-checkpoint": "albert_tf.convert_checkpoint",
     "export-saved-model": "albert_tf.export_saved_model",
     "predict": "albert_tf.predict",
+    "score": "albert_tf.score",
     "report": "albert_tf.report.__main__",
     "sweep": "albert_tf.sweep",
     "compile-check": "tpu.compile_check",

@@ -66,8 +66,8 @@ The command needs tensorflow-text.
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
@@ -89,6 +89,7 @@ from albert_tf.serving.predict import (
 _NUM_ROWS = 1024
 
 _Row: TypeAlias = tuple[dict[str, Any], Row]  # as read; what the model takes
+_R = TypeVar("_R")
 
 
 def main(config: PredictConfig) -> None:
@@ -104,22 +105,43 @@ def main(config: PredictConfig) -> None:
     columns = columns_of(model.list_signatures())
     num_rows = sum(1 for _ in _read(config, *columns))  # refuses a bad row
 
-    def answer() -> Iterator[str]:
-        rows = _read(config, *columns)
+    def answer_part(part: Sequence[_Row]) -> list[dict[str, Any]]:
+        answers = answer_rows(model, [texts for _, texts in part])
+        return [
+            {**row, **found}
+            for (row, _), found in zip(part, answers, strict=True)
+        ]
+
+    rows = _read(config, *columns)
+    write_answers(rows, num_rows, answer_part, config.output_file)
+
+
+def write_answers(
+    rows: Iterator[_R],
+    num_rows: int,
+    answer_part: Callable[[list[_R]], Iterable[dict[str, Any]]],
+    output_file: str,
+) -> None:
+    """Writes a JSON line for each row of a file, in bounded memory.
+
+    Args:
+        num_rows: Their number, for the progress bar.
+        answer_part: Returns what to write for a part of the rows.
+        output_file: Appears when it is complete; "" prints the lines.
+    """
+
+    def write_lines() -> Iterator[str]:
         with tqdm(total=num_rows, unit="row", mininterval=1.0) as progress:
             while part := list(itertools.islice(rows, _NUM_ROWS)):
-                texts = [texts for _, texts in part]
-                answers = answer_rows(model, texts)
-                for (row, _), found in zip(part, answers, strict=True):
-                    line = json.dumps({**row, **found}, ensure_ascii=False)
-                    yield f"{line}\n"
+                for answer in answer_part(part):
+                    yield f"{json.dumps(answer, ensure_ascii=False)}\n"
                 progress.update(len(part))
 
-    if config.output_file:
-        with atomic_write(config.output_file) as file:
-            file.writelines(map(str.encode, answer()))
+    if output_file:
+        with atomic_write(output_file) as file:
+            file.writelines(map(str.encode, write_lines()))
     else:
-        sys.stdout.writelines(answer())
+        sys.stdout.writelines(write_lines())
 
 
 def _read(
@@ -128,7 +150,7 @@ def _read(
     """Reads the file; `needs` and `may_have` are the texts of the model."""
     path = config.input_file
     is_text = path.endswith(".txt")
-    found = _read_plain(path) if is_text else read_rows(path, "--input_file")
+    found = read_plain(path) if is_text else read_rows(path, "--input_file")
     defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
     for default in defaults:
         del default["text"]
@@ -151,7 +173,8 @@ def _read(
         raise UserError(f"{path} must have rows", received="none")
 
 
-def _read_plain(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_plain(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each line of a file that is not empty is, and its text."""
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             yield f"line {number}", {"text": line.removesuffix("\r")}

@@ -6,6 +6,7 @@ from albert_tf.config.commands import (
     FirstModelConfig,
     PredictConfig,
     ReportConfig,
+    ScoreConfig,
     SweepConfig,
     TextsConfig,
 )

@@ -264,6 +264,31 @@ class PredictConfig(TextsConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class ScoreConfig(Config):
+    """Settings of `python -m albert_tf.score`."""
+
+    model: str = setting(
+        "",
+        "Pretrained model: a run directory or one of its checkpoints, a "
+        "Hugging Face folder, a checkpoint of google-research/albert, or the "
+        "name of a released model, e.g. albert_mini_en.",
+    )
+    input_file: str = setting(
+        "",
+        "UTF-8 file, local or gs://, with a text in each line, e.g. lines.txt.",
+    )
+    output_file: str = setting(
+        "",
+        "File of JSON lines to write or replace, one for each line of "
+        "--input_file, e.g. scores.jsonl. Empty prints them.",
+    )
+    plain: bool = setting(
+        False,
+        "Mask each token alone, not together with the rest of its word.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportConfig(Config):
     """Settings of `python -m albert_tf.report`."""
 
