@@ -123,8 +123,6 @@ setup(
         "litert": ["ai-edge-litert>=2.0", "flatbuffers>=24"],
         "onnx": ["onnxruntime>=1.20", "onnxscript>=0.5"],
         "seqeval": SEQEVAL,
-        "wandb": ["wandb>=0.19"],
-        "mlflow": ["mlflow>=2.20"],
         "test": [
             *DASK,
             *DATA,

@@ -127,7 +127,6 @@ EXTRAS = {
     "interop": ("safetensors", "torch", "transformers"),
     "tfds": ("tensorflow_datasets",),
     "tpu_compile": ("jax", "libtpu"),
-    "tracker": ("mlflow", "wandb"),
     "jax": ("jax",),
     "edge": ("ai_edge_litert", "onnxruntime", "onnxscript", "torch"),
 }

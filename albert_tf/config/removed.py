@@ -18,4 +18,5 @@ REMOVED: dict[str, str] = {
     "docs/finetuning.md",
     "unsupervised": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
+    "tracker": "docs/runs.md has the lines for wandb and MLflow",
 }

@@ -324,12 +324,6 @@ class TrainingConfig(Config, affects="nothing"):
         "Steps to profile, as FIRST:LAST, e.g. 1000:1020 for the 20 steps "
         "after step 1000. TensorBoard's profiler shows the result.",
     )
-    tracker: str = setting(
-        "none",
-        "Also pass the metrics on to wandb (Weights & Biases) or mlflow.",
-        choices=("none", "wandb", "mlflow"),
-        affects="nothing",
-    )
     allow_config_change: bool = setting(
         False,
         "Continue a run although settings that affect its result have "

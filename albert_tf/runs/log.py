@@ -86,7 +86,6 @@ class RunLog:
 
     Attributes:
         lost_seconds: Time spent on the lines that the last `rewind` dropped.
-        listeners: Called with the arguments of each `write`.
 
     Example:
         >>> import tempfile
@@ -112,7 +111,6 @@ class RunLog:
         self._writer: tf.summary.SummaryWriter | None = None
         self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
-        self.listeners: list[Callable[..., None]] = []
         self.rewind(step, evaluates_again, num_unlogged)
 
     def rewind(
@@ -175,15 +173,13 @@ class RunLog:
                 writer.close()  # the next line begins a new file
 
         _try_to(write_all, self._metrics.path)
-        for listener in self.listeners:
-            listener(split, step, metrics)
 
     def write_event(self, kind: str, step: int, **facts: Any) -> None:
         """Adds one line, with the current time, to `events.jsonl`.
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                dropout, data, checkpoint, profile or tracker.
+                dropout, data, checkpoint or profile.
             facts: Further JSON values, by key.
         """
         line = {"time": time.time(), "event": kind, "step": step, **facts}

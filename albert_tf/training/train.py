@@ -38,7 +38,6 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs import tracker
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
@@ -87,7 +86,6 @@ def train(
             received=f"{config.training.mode}, {config.training.dry_run}",
             remedy="Use the commands with --mode and --dry_run.",
         )
-    tracker.check_installed(config.training.tracker)
     # 1. Records and run directory, before any device is touched.
     objective = objective or Pretraining(config)
     records = objective.find_training_data()
@@ -105,9 +103,7 @@ def train(
                 run = open_run(
                     config, objective, records, held_out, host, initial, began
                 )
-            step = run.position.step
-            with tracker.tracking(config, run.run_log, step):
-                return run.train()
+            return run.train()
 
 
 def open_run(
