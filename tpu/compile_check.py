@@ -92,7 +92,6 @@ class Estimate:
     mfu: float | None = None  # model_flops per second, as a part of the peak
     days: float | None = None  # of the complete run
     chip_hours: float | None = None
-    dollars: float | None = None  # at price_per_device_hour
 
     def columns(self) -> dict[str, str]:
         """What the table of docs/tpu.md shows of a program that compiles."""
@@ -176,7 +175,6 @@ def estimate(
         mfu=planned.model_flops / step_s / chip.peak_flops,
         days=hours / 24,
         chip_hours=chip_hours,
-        dollars=config.distribution.price_per_device_hour * chip_hours,
     )
 
 
@@ -187,8 +185,6 @@ def describe(found: Estimate) -> str:
         return f"{head}\nDOES NOT COMPILE. The compiler's error:\n{found.error}"
     shown = found.columns()
     shown["HBM, GiB"] += f" of {found.chip_memory_bytes / GIB:.2f}"
-    if found.dollars:
-        shown["dollars"] = _expected(found.dollars, ",.0f")
     lines = [f"  {name:15}{text}" for name, text in shown.items()]
     if found.uncounted_loops:
         lines.append("  TIMES ARE TOO LOW: some loops have an unknown length")

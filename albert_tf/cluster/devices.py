@@ -38,9 +38,6 @@ class TPUChip:
     dimensions: int = 2  # of the network between chips
     # Arguments that make libtpu use the two cores as one.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Mean power of a chip in training, with its part of the host, of memory,
-    # network and fans; None: not published.
-    watts: float | None = None
 
 
 # Sources:
@@ -55,16 +52,11 @@ class TPUChip:
 #   number of chips, from the same pages; for v5p and TPU7x, half the bandwidth
 #   of both directions; for v2 and v3, the sum of the four links in Jouppi et
 #   al., 2020 (https://doi.org/10.1145/3360307).
-# - Power: for v2 and v3, Patterson et al., 2021
-#   (https://arxiv.org/abs/2104.10350), table 3; for v4, Chowdhery et al., 2022
-#   (https://arxiv.org/abs/2204.02311), appendix B.
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
 TPU_CHIPS = {
-    "v2": TPUChip(2, 7.48, 22.5e12, 0.7e9, 248e9, 256, watts=221),
-    "v3": TPUChip(2, 15.48, 61.5e12, 0.94e9, 328e9, 1024, watts=283),
-    "v4": TPUChip(
-        1, 30.75, 275e12, 1.05e9, 268e9, 2048, 3, _MEGACORE, watts=378.5
-    ),
+    "v2": TPUChip(2, 7.48, 22.5e12, 0.7e9, 248e9, 256),
+    "v3": TPUChip(2, 15.48, 61.5e12, 0.94e9, 328e9, 1024),
+    "v4": TPUChip(1, 30.75, 275e12, 1.05e9, 268e9, 2048, 3, _MEGACORE),
     "v5e": TPUChip(1, 15.75, 197e12, 1.5e9, 200e9, 256),
     "v5p": TPUChip(1, 95.74, 459e12, 1.75e9, 600e9, 2048, 3),
     "v6e": TPUChip(1, 31.25, 918e12, 1.75e9, 400e9, 256),
@@ -86,32 +78,30 @@ PCI_IDS = {
 # Names of versions in accelerator types, where they differ from the table.
 TPU_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 
-# Dense bfloat16 peak of NVIDIA's GPUs in FLOP/s, and thermal design power in
-# watts, by a word of the device name, from the data sheet of the fastest GPU
-# with that name. V100 and T4 have no bfloat16: their peaks are for float16.
+# Dense bfloat16 peak of NVIDIA's GPUs in FLOP/s, by a word of the device name,
+# from the data sheet of the fastest GPU with that name. V100 and T4 have no
+# bfloat16: their peaks are for float16.
 GPUS = {
-    "V100": (125e12, 300),
-    "T4": (65e12, 70),
-    "A100": (312e12, 400),
-    "L4": (121e12, 72),
-    "H100": (989e12, 700),
-    "H200": (989e12, 700),
+    "V100": 125e12,
+    "T4": 65e12,
+    "A100": 312e12,
+    "L4": 121e12,
+    "H100": 989e12,
+    "H200": 989e12,
 }
-# A V100 and its part of the host take 325 W (Patterson et al., 2021, table 3).
-_WITH_HOST = 325 / 300
 
 
-def gpu_peak_and_watts(name: str) -> tuple[float | None, float | None]:
-    """Peak in FLOP/s, and power with a part of the host, where known.
+def gpu_peak(name: str) -> float | None:
+    """Peak in FLOP/s, where known.
 
     Args:
         name: E.g. `NVIDIA H100 80GB HBM3`.
     """
     words = re.split(r"[^A-Z0-9]+", name.upper())
-    for word, (peak, watts) in GPUS.items():
+    for word, peak in GPUS.items():
         if word in words:
-            return peak, watts * _WITH_HOST
-    return None, None
+            return peak
+    return None
 
 
 def find_chips() -> list[str]:

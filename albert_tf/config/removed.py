@@ -18,5 +18,10 @@ REMOVED: dict[str, str] = {
     "docs/finetuning.md",
     "unsupervised": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
+    "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
+    "predictions_file": "run_finetuning --mode=eval scores a model on "
+    "--dev_file",
+    "price_per_device_hour": "multiply the hours of the run by the price",
     "tracker": "docs/runs.md has the lines for wandb and MLflow",
+    "watts_per_device": "codecarbon measures the command (docs/runs.md)",
 }

@@ -154,26 +154,6 @@ class DistributionConfig(Config, affects="nothing"):
         "thread and exits with status 75. 0: no limit.",
         at_least=0,
     )
-    price_per_device_hour: float = setting(
-        0.0,
-        "Price in dollars of an hour of a TPU chip, of a GPU or, without "
-        "these, of a machine, e.g. 1.2. The end of the log, the report and the "
-        "model card state what the run has cost. 0: unknown.",
-        at_least=0,
-    )
-    watts_per_device: float = setting(
-        0.0,
-        "Mean power of such a device with its part of the host, e.g. 250. 0: "
-        "as measured on CPUs and GPUs whose counters this process may read, "
-        "otherwise that of a table; unknown for TPUs from v5e on.",
-        at_least=0,
-    )
-    grams_per_kwh: float = setting(
-        0.0,
-        "CO2 in grams that a kWh causes where the devices are, e.g. 430. 0: "
-        "unknown.",
-        at_least=0,
-    )
 
     def check(self) -> None:
         if self.runtime != "pjrt":

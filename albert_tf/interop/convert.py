@@ -36,8 +36,7 @@ from albert_tf.runs.directory import (
     load_config,
     write_config,
 )
-from albert_tf.runs.log import DURATIONS, read_events, read_metrics
-from albert_tf.runs.usage import describe_usage
+from albert_tf.runs.log import DURATIONS, read_metrics
 
 
 def convert(config: ConvertConfig) -> None:
@@ -204,8 +203,6 @@ def _describe_run(run_dir: str, step: int) -> dict[str, Any]:
         config = load_config(run_dir)
         settings = flatten(config.to_dict())
         facts |= {name.partition(".")[2]: settings[name] for name in _SETTINGS}
-        prices = config.distribution.to_dict()
-        facts |= describe_usage(read_events(run_dir), prices)
     evaluations = [
         line
         for line in lines

@@ -83,17 +83,15 @@ def describe_devices(
 
     Returns:
         For the event of a start: kind, number of TPU chips, of GPUs or of
-        machines, number of hosts, watts of a device (None: unknown). And the
-        peak in FLOP/s, if it is known.
+        machines, number of hosts. And the peak in FLOP/s, if it is known.
     """
     kind, number = device_type(strategy), strategy.num_replicas_in_sync
     per_host = devices_per_host(strategy)
     hosts = number // per_host
     peak: float | None = None
-    watts: float | None = None
     if kind == "TPU":
         if chip := devices.chip_of_this_machine():
-            peak, watts = chip.peak_flops, chip.watts
+            peak = chip.peak_flops
             number = max(1, number // chip.cores)
     elif kind == "GPU":
         if isinstance(strategy, PjrtStrategy):
@@ -102,8 +100,7 @@ def describe_devices(
             gpu = tf.config.list_physical_devices("GPU")[0]
             details = tf.config.experimental.get_device_details(gpu)
             name = details.get("device_name", "")
-        peak, watts = devices.gpu_peak_and_watts(name)
+        peak = devices.gpu_peak(name)
     else:
         number = hosts
-    found = {"kind": kind, "number": number, "hosts": hosts, "watts": watts}
-    return found, peak
+    return {"kind": kind, "number": number, "hosts": hosts}, peak

@@ -27,9 +27,8 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
-from albert_tf.cluster.energy import Meter
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.strategy import devices_per_host, per_replica_batch_size
+from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_format import (
@@ -43,9 +42,8 @@ from albert_tf.runs.checkpoints import (
     CHECKPOINTS_DIR,
     Checkpoint,
 )
-from albert_tf.runs.log import RunLog, read_events, read_metrics
+from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.runs.rollback import find_divergence
-from albert_tf.runs.usage import describe_usage
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
@@ -200,10 +198,6 @@ class Run:
         )
         self.profiler = Profiler(self.config, is_active=run_log is not None)
         self.devices, _ = cost.describe_devices(self.host.strategy)
-        self._meter = Meter(
-            self.devices["kind"], devices_per_host(self.host.strategy)
-        )
-        self.devices["measures"] = self._meter.measures
 
     def train(self) -> int:
         """Trains to the last step or a request to stop; returns the status."""
@@ -290,7 +284,6 @@ class Run:
         self.trainer.times = Times()
         position.end_line(metrics["loss"])
         if self.run_log:
-            self._meter.joules()  # read often, before the counters overflow
             self.progress.log(position.step, metrics)
             self.run_log.write("train", position.step, metrics)
         return True
@@ -305,9 +298,7 @@ class Run:
             self.log_event("dropout", before=before.hidden, after=after.hidden)
 
     def log_event(self, kind: str, **facts: Any) -> None:
-        """Logs an event at the current step, with the energy until then."""
-        if self._meter.measures:
-            facts["joules"] = round(self._meter.joules(), 3)
+        """Logs an event at the current step."""
         if self.run_log:
             self.run_log.write_event(kind, self.position.step, **facts)
 
@@ -406,12 +397,6 @@ class Run:
     def _finish_log(self) -> None:
         if self.run_log:
             self.run_log.finish()
-            used = describe_usage(
-                read_events(self.config.training.output_dir),
-                self.config.distribution.to_dict(),
-            )
-            texts = "; ".join(f"{n}: {text}" for n, text in used.items())
-            logging.info("used so far: %s", texts or "unknown")
 
     # Returns to a checkpoint.
 

@@ -245,12 +245,6 @@ def test_the_card_lists_records_settings_and_metrics(tmp_path, tiny_records):
         {"split": "eval", "step": 12, "loss": 4.4},
     ]
     write_lines(tmp_path / "run" / "metrics.jsonl", lines)
-    chip = {"kind": "TPU", "number": 4, "hosts": 1, "watts": None}
-    events = [
-        {"event": "start", "time": 0.0, "step": 0, "devices": chip},
-        {"event": "finish", "time": 7200.0, "step": 12},
-    ]
-    write_lines(tmp_path / "run" / "events.jsonl", events)
 
     card = make_model_card(weights, "cc-by-sa-4.0")
 
@@ -262,7 +256,6 @@ def test_the_card_lists_records_settings_and_metrics(tmp_path, tiny_records):
         f"| num_documents | {metadata['num_documents']} |",
         f"| vocabulary_sha256 | {metadata['vocabulary_sha256']} |",
         "| learning_rate | 0.02 |",
-        "| device-hours | 8 (TPU) |",
         "| loss | 5.5123 |",
         "| step | 8 |",
     ):
