@@ -19,9 +19,15 @@ REMOVED: dict[str, str] = {
     "unsupervised": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
+    "max_rollbacks": "a run that diverges ends; start another one from it with "
+    "--init_checkpoint",
+    "on_divergence": "a run that diverges ends; start another one from it with "
+    "--init_checkpoint",
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",
     "price_per_device_hour": "multiply the hours of the run by the price",
+    "rollback_learning_rate_scale": "start another run with a lower "
+    "--learning_rate and --init_checkpoint",
     "tracker": "docs/runs.md has the lines for wandb and MLflow",
     "watts_per_device": "codecarbon measures the command (docs/runs.md)",
 }

@@ -270,34 +270,13 @@ class TrainingConfig(Config, affects="nothing"):
         "never remove it; 0 keeps only the newest checkpoints.",
         at_least=0,
     )
-    # Affects nothing: rollbacks.json stores the values that past rollbacks
-    # used.
-    on_divergence: str = setting(
-        "stop",
-        "What to do when the loss or the gradient norm is NaN or infinite, or "
-        "the loss is more than divergence_loss_increase above its lowest "
-        "value: stop; or rollback, which returns to the newest checkpoint and "
-        "skips the batches read since then.",
-        choices=("stop", "rollback"),
-    )
     divergence_loss_increase: float = setting(
         2.0,
         "Largest difference, in nats, between the mean loss of a device loop "
-        "and the lowest one so far; a larger difference counts as divergence. "
-        "0: only NaN and infinity count as divergence.",
+        "and the lowest one so far; a larger difference ends the run, which "
+        "saves nothing, as NaN and infinity do. 0: only NaN and infinity end "
+        "it.",
         at_least=0,
-    )
-    max_rollbacks: int = setting(
-        3,
-        "Largest number of rollbacks in a run; the next divergence stops it.",
-        at_least=1,
-    )
-    rollback_learning_rate_scale: float = setting(
-        1.0,
-        "Factor by which each rollback multiplies the learning rate of all "
-        "later steps, e.g. 0.8.",
-        at_least=0.01,
-        at_most=1,
     )
     profile_steps: str = setting(
         "",

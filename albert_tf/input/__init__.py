@@ -1,1 +1,1 @@
-"""Records to batches, as a function of (seed, step, rollbacks)."""
+"""Records to batches, as a function of (seed, step)."""

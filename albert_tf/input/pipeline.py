@@ -13,8 +13,7 @@ over separate shards, the lanes; lane k of W fills rows [k * B / W, (k + 1) * B
 / W) of each batch, and a host reads only the lanes whose rows its replicas use.
 The batch does not depend on the number of replicas, hosts or restarts. So a
 checkpoint needs no state of the pipeline. (Iterators cannot be saved under
-strategies.) `batch_stream` finds the batch of a step, without those that
-rollbacks skip.
+strategies.) `batch_stream` finds the batch of a step.
 """
 
 import functools
@@ -404,7 +403,7 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     cancelled (`CancellationManager::StartCancel` and `Model::OptimizeLoop`), so
     in about a third of all cases the thread goes back to sleep. The destructor,
     which blocks all of Python, then waits for the rest of the minute: at the
-    end of a run, after an evaluation, after a rollback.
+    end of a run, after an evaluation.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

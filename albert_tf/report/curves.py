@@ -70,7 +70,6 @@ PANELS = (
 # Kind of event -> label in the legend, style of the line.
 MARKS: dict[str, tuple[str, Any]] = {
     "resume": ("restart", ":"),
-    "rollback": ("rollback", "-"),
     "dropout": ("dropout switched", "--"),
 }
 

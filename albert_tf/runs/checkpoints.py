@@ -36,11 +36,6 @@ from absl import logging
 from albert_tf.cluster import pjrt
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, files
-from albert_tf.runs.rollback import Rollbacks
-
-# The note with the number of rollbacks before the checkpoint. With it, a reader
-# finds out whether a later rollback discarded the checkpoint.
-ROLLBACKS_NOTE = "rollbacks"
 
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
@@ -307,16 +302,15 @@ class CheckpointStore:
     ) -> bool:
         """Saves to `best/` if `loss` is below that of the best checkpoint.
 
-        Checkpoints discarded by a rollback do not count, nor do those that
-        could not be written. So a process that has seen all evaluations saves
-        the same checkpoints as one that starts. Returns whether a save was
-        started.
+        Checkpoints that could not be written do not count. So a process that
+        has seen all evaluations saves the same checkpoints as one that starts.
+        Returns whether a save was started.
         """
         if not self._writes:
             return False
         started = time.monotonic()
         self.wait()  # the last best checkpoint may not be complete yet
-        kept = [c.held_out_loss for c in self._list(self._best_directory)]
+        kept = [c.held_out_loss for c in list_checkpoints(self._best_directory)]
         # A loss that is NaN is not below infinity.
         if not loss < min(kept, default=float("inf")):
             return False
@@ -325,8 +319,8 @@ class CheckpointStore:
         return True
 
     def best_step(self) -> int | None:
-        """The step of the best checkpoint that no rollback has discarded."""
-        found = self._list(self._best_directory)
+        """The step of the best checkpoint; None if there is none."""
+        found = list_checkpoints(self._best_directory)
         best = min(found, key=lambda c: c.held_out_loss, default=None)
         return best.step if best else None
 
@@ -336,38 +330,30 @@ class CheckpointStore:
             writing.result()
         self._writing.clear()
 
-    def restore(
-        self, step: int = 0, avoided: int | None = None
-    ) -> Checkpoint | None:
+    def restore(self, step: int = 0) -> Checkpoint | None:
         """Restores the checkpoint of a step, or the newest one for step 0.
 
-        Damaged checkpoints are skipped with an error in the log, and
-        checkpoints that a rollback has discarded are ignored. That of the step
-        `avoided` is used only if there is no other. Steps after the restored
-        one may be saved again.
+        Damaged checkpoints are skipped with an error in the log.
 
         Raises:
             UserError: If the checkpoint of `step` is missing or damaged, if all
                 checkpoints are damaged, or if a checkpoint holds variables of
                 other names or shapes.
         """
-        found = self._read(step or None, avoided, self._variables)
+        found = self._read(step or None, self._variables)
         if found is None:
             return None
         checkpoint, values = found
-        self.wait()  # also drops the copied values: the step may be repeated
         for name, variable in self._variables.items():
             pjrt.assign(variable, values[name])
-        self._saved_steps = {
-            s for s in self._saved_steps if s < checkpoint.step
-        } | {checkpoint.step}
+        self._saved_steps.add(checkpoint.step)
         return checkpoint
 
     def read_all(
         self, step: int | None = None
     ) -> tuple[Checkpoint, dict[str, np.ndarray]] | None:
         """Reads all values of a step, None for the newest; assigns none."""
-        found = self._read(step, None, None)
+        found = self._read(step, None)
         if found is None:
             return None
         checkpoint, values = found
@@ -376,14 +362,13 @@ class CheckpointStore:
     def _read(
         self,
         step: int | None,
-        avoided: int | None,
         variables: Mapping[str, tf.Variable] | None,
     ) -> tuple[Checkpoint, dict[str, tf.Tensor]] | None:
         """Reads the newest intact checkpoint; see `restore`, `read_values`."""
-        found = self._list(self._directory)
+        found = list_checkpoints(self._directory)
         if step is not None:
             found = self._of_step(step, found)
-        found.sort(key=lambda c: (c.step != avoided, c.step), reverse=True)
+        found.sort(key=lambda checkpoint: checkpoint.step, reverse=True)
         for checkpoint in found:
             try:
                 return checkpoint, read_values(checkpoint, variables)
@@ -410,24 +395,13 @@ class CheckpointStore:
             "--output_dir.",
         )
 
-    def _list(self, parent: str) -> list[Checkpoint]:
-        """Lists complete checkpoints that no rollback has discarded."""
-        rollbacks = Rollbacks.read(self._run_dir)
-        return [
-            checkpoint
-            for checkpoint in list_checkpoints(parent)
-            if not rollbacks.have_discarded(
-                checkpoint.step, checkpoint.notes.get(ROLLBACKS_NOTE, 0)
-            )
-        ]
-
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint with notes, not discarded."""
-        found = self._list(self._directory)
+        """The step of the newest checkpoint with notes; None without any."""
+        found = list_checkpoints(self._directory)
         return max((c.step for c in found if not c.fault), default=None)
 
     def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
-        kept = [*self._list(self._best_directory), *found]
+        kept = [*list_checkpoints(self._best_directory), *found]
         wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]
         if not wanted:
             raise UserError(
@@ -441,7 +415,7 @@ class CheckpointStore:
     def _name_steps(self, without: int | None = None) -> str:
         """Names the steps of all checkpoints, for an error message."""
         both = self._directory, self._best_directory
-        steps = {c.step for parent in both for c in self._list(parent)}
+        steps = {c.step for parent in both for c in list_checkpoints(parent)}
         return ", ".join(map(str, sorted(steps - {without}))) or "none"
 
     def _save(self, parent: str, step: int, notes: Mapping[str, Any]) -> None:
@@ -511,9 +485,9 @@ class CheckpointStore:
         )
 
     def _remove_old(self, parent: str, newest: str) -> None:
-        """Removes surplus, damaged, discarded and incomplete checkpoints."""
+        """Removes surplus, damaged and incomplete checkpoints."""
         names = _list_step_directories(parent)
-        intact = [c for c in self._list(parent) if not c.fault]
+        intact = [c for c in list_checkpoints(parent) if not c.fault]
         kept = {newest}
         if parent == self._directory:
             every = self._keep_every_n_steps

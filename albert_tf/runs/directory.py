@@ -7,7 +7,6 @@
     RUN/warm_start.json            see training/warm_start.py
     RUN/null_threshold.json        null odds above which no answer is given
     RUN/checkpoints/, RUN/best/    see checkpoints.py
-    RUN/rollbacks.json             see rollback.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
     RUN/predictions/               see finetuning/run.py
 
@@ -51,7 +50,6 @@ from albert_tf.runs.checkpoints import (
     list_checkpoints,
     model_variables,
 )
-from albert_tf.runs.rollback import Rollbacks
 
 CONFIG_FILE = "config.json"
 TRAINING_RECORDS_FILE = "training_records.json"
@@ -123,20 +121,15 @@ def _check_is_new(run_dir: str) -> None:
     """Checks that a directory without checkpoints has no part of another run.
 
     A run saves its first checkpoint before it trains and evaluates. So if
-    there is no checkpoint, rollbacks and the best checkpoint are of a run whose
-    checkpoints are missing. A new run must not use them.
+    there is no checkpoint, the best checkpoint is of a run whose checkpoints
+    are missing. A new run must not use it.
     """
-    parts = {
-        Rollbacks.FILE_NAME: Rollbacks.read(run_dir),
-        f"{BEST_DIR}/": list_checkpoints(posixpath.join(run_dir, BEST_DIR)),
-    }
-    found = " and ".join(name for name, content in parts.items() if content)
-    if found:
+    if list_checkpoints(posixpath.join(run_dir, BEST_DIR)):
         raise UserError(
-            f"{run_dir} must have checkpoints, since it has {found}",
+            f"{run_dir} must have checkpoints, since it has {BEST_DIR}/",
             received="none",
             remedy=f"Restore {CHECKPOINTS_DIR}/ to continue the run. To start "
-            f"a new run, choose another --output_dir, or remove {found}.",
+            f"a new run, choose another --output_dir, or remove {BEST_DIR}/.",
         )
 
 

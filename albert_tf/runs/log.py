@@ -1,7 +1,7 @@
 """The log of a run: metrics and events.
 
     RUN/metrics.jsonl   one line for each device loop and each evaluation
-    RUN/events.jsonl    starts, stops, rollbacks and changes, with their time
+    RUN/events.jsonl    starts, stops and changes, with their time
     RUN/tensorboard/    the metrics, and profiles
 
 If a step is trained a second time, its lines in `metrics.jsonl` are replaced.
@@ -178,8 +178,8 @@ class RunLog:
         """Adds one line, with the current time, to `events.jsonl`.
 
         Args:
-            kind: start, resume, stop, finish, diverged, rollback,
-                dropout, data, checkpoint or profile.
+            kind: start, resume, stop, finish, diverged, dropout,
+                data, checkpoint or profile.
             facts: Further JSON values, by key.
         """
         line = {"time": time.time(), "event": kind, "step": step, **facts}

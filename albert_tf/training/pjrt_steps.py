@@ -67,9 +67,7 @@ class PjrtSteps:
         step = int(self._state.step.numpy())
         # Numbers that the host may have changed.
         self._on_devices.step.assign(step)
-        self._strategy.forget(
-            [self._on_devices.step, self._state.learning_rate_scale]
-        )
+        self._strategy.forget([self._on_devices.step])
         names = list(totals)
         sums = np.array([float(totals[n]) for n in names], np.float32)
         pending: collections.deque[Any] = collections.deque()  # not read yet
@@ -96,7 +94,7 @@ class PjrtSteps:
             read_oldest()
         step += done
         self._state.step.assign(step)
-        rate = learning_rate(self._state.step - 1, self._config, self._state)
+        rate = learning_rate(self._state.step - 1, self._config)
         totals = dict(zip(names, sums, strict=True))
         return Steps(totals, done, stops, rate)
 

@@ -37,11 +37,11 @@ from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
 from albert_tf.io.artifact import check_writable
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Progress, Times
+from albert_tf.training.train import find_divergence
 from albert_tf.training.trainer import Trainer
 from albert_tf.training.warm_start import WarmStart
 

@@ -8,16 +8,13 @@
 4. It trains (`Run.train`).
 
 On the same kind and number of devices, the weights at a step are a function of
-settings, seed, records, initial weights, and the rollbacks in the run directory
-(`runs.rollback`). So a run can be killed at any moment and resumed, with the
-same result; only after a divergence it depends on the checkpoints that are
-there, since a rollback returns to the newest one.
+settings, seed, records and initial weights. So a run can be killed at any
+moment and resumed, with the same result.
 
 Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
 clipping and its gradient accumulation give wrong results or crash.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -29,7 +26,7 @@ from absl import logging
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import per_replica_batch_size
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_format import (
     TRAINING_ERRORS,
@@ -43,7 +40,6 @@ from albert_tf.runs.checkpoints import (
     Checkpoint,
 )
 from albert_tf.runs.log import RunLog, read_metrics
-from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
@@ -153,8 +149,8 @@ def open_run(
     }
     _log_start(run, resumed, initial, times)
     _log_summary(trainer)
-    # A new run saves its first checkpoint, to which a rollback may return. If
-    # it cannot be written, the run ends before training.
+    # A new run saves its first checkpoint. If it cannot be written, the run
+    # ends before training.
     if resumed is None:
         if host.writes:
             objective.write_report(config.training.output_dir, initial)
@@ -168,10 +164,6 @@ class Run:
 
     Each iteration trains up to a boundary, the next step at which the host must
     act. Then it checks for divergence, logs, evaluates and saves.
-
-    A divergence ends the run. With `--on_divergence=rollback`, the run returns
-    to its newest checkpoint instead and skips the batches read since then,
-    which the run directory lists for every later process.
 
     Args:
         evaluator: Evaluates the model; None without held-out records.
@@ -218,8 +210,7 @@ class Run:
                 self._explain_failed_step(error)
             if position.step < boundary:
                 return self._stop_early()
-            if not self._end_loop():
-                continue
+            self._end_loop()
             # Evaluate before saving: a run that resumes from this checkpoint
             # does not evaluate this step.
             if self._is_due(training.eval_every_n_steps):
@@ -264,29 +255,49 @@ class Run:
 
     # Metrics.
 
-    def _end_loop(self) -> bool:
-        """Logs the metrics since the last line.
-
-        After divergence, returns to a checkpoint, and False.
-        """
-        position, training = self.position, self.config.training
+    def _end_loop(self) -> None:
+        """Logs the metrics since the last line, unless the run diverged."""
+        position = self.position
         rates = schedules.dropout_rates(position.step - 1, self.config)
         metrics = {
             **position.means(),
             "learning_rate": position.learning_rate,
             "dropout": rates.hidden,
         }
-        divergence = find_divergence(metrics, position.lowest_loss, training)
-        if divergence:
-            self._roll_back(divergence, metrics)
-            return False
+        self._stop_if_diverged(metrics)
         metrics |= self.progress.advance(self.trainer.times)
         self.trainer.times = Times()
         position.end_line(metrics["loss"])
         if self.run_log:
             self.progress.log(position.step, metrics)
             self.run_log.write("train", position.step, metrics)
-        return True
+
+    def _stop_if_diverged(self, metrics: Mapping[str, float]) -> None:
+        """Ends a run that has diverged; nothing is saved from then on.
+
+        Args:
+            metrics: Means of the steps since the last line of the log.
+
+        Raises:
+            UserError: If the run has diverged.
+        """
+        training, step = self.config.training, self.position.step
+        divergence = find_divergence(
+            metrics, self.position.lowest_loss, training
+        )
+        if not divergence:
+            return
+        self.log_event("diverged", reason=divergence, **metrics)
+        self.trainer.store.wait()
+        raise UserError(
+            "loss and gradient norm must stay finite, and the loss at most "
+            f"divergence_loss_increase={training.divergence_loss_increase:g} "
+            "(0: any) above its lowest value",
+            received=f"{divergence}, at step {step}",
+            remedy="No checkpoint has been saved since. Start a new run from "
+            "the last good one, with a lower --learning_rate: "
+            f"--init_checkpoint={training.output_dir} --output_dir=NEW.",
+        )
 
     def _log_changes(self) -> None:
         """Logs scheduled changes after a loop."""
@@ -345,18 +356,9 @@ class Run:
         position, stop = self.position, self.host.stop
         assert stop, "a request to stop"
         self._end_profile()
-        divergence = find_divergence(
-            position.means(), position.lowest_loss, self.config.training
-        )
-        if divergence and position.num_steps:
-            logging.error(
-                "NO CHECKPOINT SAVED at step %d, since the run has diverged: "
-                "%s",
-                position.step,
-                divergence,
-            )
-        else:
-            self.save()
+        if position.num_steps:
+            self._stop_if_diverged(position.means())
+        self.save()
         # A failed save to best/ has been logged. It must not change the exit
         # status, which tells a scheduler to continue the run.
         self.trainer.finish_saving(CHECKPOINTS_DIR)
@@ -397,25 +399,6 @@ class Run:
     def _finish_log(self) -> None:
         if self.run_log:
             self.run_log.finish()
-
-    # Returns to a checkpoint.
-
-    def _roll_back(self, reason: str, metrics: Mapping[str, float]) -> None:
-        """Logs a divergence, and returns to a checkpoint with later data."""
-        logging.error("diverged at step %d: %s", self.position.step, reason)
-        self.log_event("diverged", reason=reason, **metrics)
-        rollback, lost_s = self.trainer.roll_back(reason)
-        position = self.position
-        # The run has continued past this step before, so the evaluation that
-        # was cut short at this step is not due again.
-        position.to_evaluate = False
-        if self.run_log:
-            self.run_log.rewind(position.step, num_unlogged=position.num_steps)
-            lost_s += self.run_log.lost_seconds
-        self._end_profile()
-        self.log_event(
-            "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
-        )
 
     def _explain_failed_step(self, error: tf.errors.OpError) -> NoReturn:
         """Raises an error that says what to do after a failed read."""
@@ -482,3 +465,28 @@ def _log_summary(trainer: Trainer) -> None:
         records.num_records / config.data.global_batch_size,
         "; ".join(trainer.objective.describe_records(records)),
     )
+
+
+def find_divergence(
+    means: Mapping[str, float],
+    lowest_loss: float | None,
+    config: TrainingConfig,
+) -> str:
+    """Describes why a run has diverged; "" if it has not.
+
+    Args:
+        means: `loss` and `gradient_norm` of the steps since the last check.
+            The norm may be NaN while the loss, which is computed before it, is
+            still finite.
+        lowest_loss: The lowest mean loss so far; None at the first check.
+    """
+    loss, gradient_norm = means["loss"], means["gradient_norm"]
+    if not math.isfinite(loss + gradient_norm):
+        return f"loss {loss} and gradient norm {gradient_norm}"
+    allowed = config.divergence_loss_increase
+    if lowest_loss is not None and allowed and loss > lowest_loss + allowed:
+        return (
+            f"loss {loss:.3f}, more than divergence_loss_increase="
+            f"{allowed:g} above the lowest loss, {lowest_loss:.3f}"
+        )
+    return ""

@@ -33,11 +33,6 @@ class TrainState:
     model: keras.layers.Layer
     optimizer: AdamW | Muon
     step: tf.Variable  # int64 scalar, number of steps done
-    # float32 scalar, factor of the scheduled learning rate, which rollbacks
-    # lower. A variable, not a constant of the program, so that a rollback
-    # compiles nothing. Checkpoints do not hold it: it is a function of step and
-    # rollbacks.
-    learning_rate_scale: tf.Variable
 
     def variables(self) -> dict[str, tf.Variable]:
         """Everything that a checkpoint holds, by path."""
@@ -56,23 +51,14 @@ def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
     model = objective.make_model()
     optimizer = make_optimizer(config.optimizer)
     optimizer.build(model.trainable_variables)
-
-    def scalar(name: str, value: int | float, dtype: tf.DType) -> tf.Variable:
-        return tf.Variable(
-            value,
-            dtype=dtype,
-            trainable=False,
-            name=name,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
-
-    return TrainState(
-        objective,
-        model,
-        optimizer,
-        step=scalar("step", 0, tf.int64),
-        learning_rate_scale=scalar("learning_rate_scale", 1.0, tf.float32),
+    step = tf.Variable(
+        0,
+        dtype=tf.int64,
+        trainable=False,
+        name="step",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+    return TrainState(objective, model, optimizer, step)
 
 
 class Steps(NamedTuple):
@@ -160,7 +146,7 @@ def make_train_steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
             done,
             stops,
-            learning_rate(state.step - 1, config, state),
+            learning_rate(state.step - 1, config),
         )
 
     return train_steps
@@ -304,9 +290,7 @@ def make_replica_step(
         )
         sums = dict(zip([*sums, *flags], tf.unstack(vector), strict=True))
         flags = {name: sums.pop(name) for name in flags}
-        update_metrics = update(
-            gradients, learning_rate(state.step, config, state)
-        )
+        update_metrics = update(gradients, learning_rate(state.step, config))
         state.step.assign_add(1)
         return {**state.objective.metrics(sums), **update_metrics, **flags}
 
@@ -406,11 +390,8 @@ def _all_reduce_sum(values: Any) -> Any:
     return replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
-def learning_rate(
-    step: tf.Tensor, config: PretrainingConfig, state: TrainState
-) -> tf.Tensor:
+def learning_rate(step: tf.Tensor, config: PretrainingConfig) -> tf.Tensor:
     """The learning rate of the step after `step` steps."""
-    scheduled = schedules.learning_rate(
+    return schedules.learning_rate(
         step, config.optimizer, config.training.num_train_steps
     )
-    return state.learning_rate_scale * scheduled

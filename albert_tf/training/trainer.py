@@ -1,4 +1,4 @@
-"""The state of a run: variables, position, checkpoints, rollbacks."""
+"""The state of a run: variables, position, checkpoints."""
 
 import dataclasses
 import time
@@ -14,9 +14,7 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import RecordSet
-from albert_tf.runs import checkpoints
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
-from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pjrt_steps import PjrtSteps
@@ -86,8 +84,7 @@ class Position:
 class Trainer:
     """The state of a run, and the program that advances it; also for dry runs.
 
-    It writes no file, except through `store` and `rollbacks`. `stream` has the
-    batches without those that rollbacks skip.
+    It writes no file, except through `store`.
     """
 
     def __init__(
@@ -117,20 +114,16 @@ class Trainer:
             keep_every_n_steps=config.training.keep_every_n_steps,
             writes=host.writes,
         )
-        self.rollbacks = Rollbacks.read(run_dir)
         self.stream = BatchStream(
             records,
             config.data,
             config.training.seed,
-            self.rollbacks,
             objective.record_format,
         )
         names = metric_names(config, objective)
         self.position = Position(0, dict.fromkeys(names, 0.0))
         self.times = Times()  # of the steps since the last line of the log
-        self._learning_rate_scale: float | None = None  # not set yet
         self._batches: Any = None
-        self._opened_at: Any = None
         # Seconds per step of the last call of each program; None after its
         # first call, which compiles.
         self._step_seconds: dict[DropoutRates, float | None] = {}
@@ -147,38 +140,25 @@ class Trainer:
         Raises:
             UserError: If no checkpoint can be read.
         """
-        checkpoint = self.restore()
-        if checkpoint is None and initial is not None:
-            initial.apply(self.state.variables())
-        return checkpoint
-
-    def restore(self, avoided: int | None = None) -> Checkpoint | None:
-        """Restores the newest checkpoint, if there is one.
-
-        That of step `avoided` is used only if there is no other.
-        """
-        checkpoint = self.store.restore(avoided=avoided)
+        checkpoint = self.store.restore()
         if checkpoint is not None:
             self.position.restore(checkpoint)
-            self._batches = None  # the next step opens the stream
+        elif initial is not None:
+            initial.apply(self.state.variables())
         return checkpoint
 
     def advance(self, until: int) -> bool:
         """Trains up to a step, or until a request to stop; returns whether.
 
-        A call of the program ends where the batches, the learning rate's scale
-        or the dropout rates change. The first two calls of a program are short.
+        A call of the program ends where the dropout rates change. The first two
+        calls of a program are short.
         """
         position = self.position
-        while position.step < until:
-            self._scale_learning_rate()
+        if self._batches is None:
             self._open_batches()
-            changes = (
-                until,
-                self.stream.next_change(position.step),
-                schedules.next_dropout_change(position.step, self.config),
-            )
-            end = min(step for step in changes if step is not None)
+        while position.step < until:
+            change = schedules.next_dropout_change(position.step, self.config)
+            end = until if change is None else min(change, until)
             if self._call_program(end - position.step):
                 return True
         return False
@@ -236,27 +216,12 @@ class Trainer:
         self._step_seconds[rates] = None if is_new else call_s / num_steps
         return bool(float(steps.stops))
 
-    def _scale_learning_rate(self) -> None:
-        """Sets the factor of the learning rate at this step."""
-        scale = self.rollbacks.learning_rate_scale(self.position.step)
-        if scale != self._learning_rate_scale:
-            if scale != 1:
-                logging.info("the learning rate is scaled by %g", scale)
-            self.state.learning_rate_scale.assign(scale)
-            self._learning_rate_scale = scale
-
     def _open_batches(self) -> None:
-        """Opens the stream at this step, unless it is open at this step."""
-        step = self.position.step
-        # Stays the same as long as the open stream yields the right batches.
-        origin = self.stream.locate(step) - step
-        if self._batches is not None and self._opened_at == origin:
-            return
-        self._opened_at = origin
+        """Opens the stream of batches at this step."""
         with self.host.watchdog.limit("opening the records"):
             self._batches = input_pipeline.iterate(
                 self.host.strategy.distribute_datasets_from_function(
-                    self.stream.open(step)
+                    self.stream.open(self.position.step)
                 )
             )
 
@@ -303,38 +268,4 @@ class Trainer:
         rates = schedules.dropout_rates(position.step, self.config)
         return position.to_notes(
             dropout=list(rates),
-            **{checkpoints.ROLLBACKS_NOTE: len(self.rollbacks)},
         )
-
-    def roll_back(self, reason: str) -> tuple[Rollback, float]:
-        """Returns to a checkpoint after divergence, and skips the data since.
-
-        It is the newest one, or the one before if the previous rollback
-        returned to it. Returns the rollback, and the seconds of the steps that
-        no line of the log includes.
-
-        Raises:
-            UserError: If the settings require the run to stop instead.
-        """
-        policy, rollbacks = self.config.training, self.rollbacks
-        position, newest = self.position, rollbacks.newest
-        diverged_at, lost_s = position.step, self.times.total
-        self.times = Times()
-        rollbacks.check_allowed(diverged_at, reason, policy)
-        with self.host.watchdog.limit("the return to a checkpoint"):
-            self.store.wait()
-            self.wait_for_all()
-            restored = self.restore(newest.resumed_from if newest else None)
-            assert restored, "a new run saves one before its first step"
-            self.wait_for_all()
-        rollback = rollbacks.plan(
-            diverged_at=diverged_at,
-            resumed_from=position.step,
-            reason=reason,
-            config=policy,
-        )
-        # Before the log is rewound: a process that is killed here resumes from
-        # this checkpoint. Without the rollback, it would resume from a later
-        # one, whose log would lack the lines since this checkpoint.
-        rollbacks.add(rollback, writes=self.host.writes)
-        return rollback, lost_s

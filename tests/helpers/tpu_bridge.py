@@ -142,8 +142,7 @@ def lower_training(strategy, config, objective, batches):
         tf.TensorSpec([], tf.int32),
         schedules.dropout_rates(0, config),
     )
-    variables = [*state.variables().values(), state.learning_rate_scale]
-    return lower(function, variables), state
+    return lower(function, list(state.variables().values())), state
 
 
 def batches_of_zeros(strategy, config, features):

@@ -10,7 +10,6 @@ from albert_tf.errors import UserError
 from albert_tf.interop import formats
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import load_run
-from albert_tf.runs.rollback import Rollback, Rollbacks
 from tests.helpers.conversion import change_json, converted, write_published
 
 
@@ -41,18 +40,6 @@ def test_any_checkpoint_of_a_run_can_be_read(tmp_path, run_dir):
             read(f"/checkpoints/step-{step:08d}").values[path],
             reader.get_tensor(path),
         )
-
-
-def test_a_best_checkpoint_that_a_rollback_has_discarded_is_refused(
-    tmp_path, run_dir
-):
-    source, run_dir = run_dir, tmp_path / "run"
-    shutil.copytree(source, run_dir)
-    best = run_dir / "best"
-    assert formats.read_weights(str(best)).step == 4
-    Rollbacks.read(str(run_dir)).add(Rollback(6, 2, 4, 1.0, "nan"))
-    with pytest.raises(UserError, match=f"{best} must hold a checkpoint"):
-        formats.read_weights(str(best))
 
 
 def test_a_folder_named_best_is_not_a_run(tmp_path, google_albert_dir):

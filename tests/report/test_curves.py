@@ -66,7 +66,7 @@ def test_a_panel_has_the_second_half_of_a_run(tmp_path):
 
 
 def test_events_are_marked_at_their_steps(tmp_path):
-    kinds = ["resume", "rollback", "dropout"]
+    kinds = ["resume", "dropout"]
     events = [
         {"time": 0.0, "event": kind, "step": 3 * number}
         for number, kind in enumerate([*kinds, "checkpoint", "finish"], 1)

@@ -32,7 +32,6 @@ from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoints
-from albert_tf.runs.rollback import Rollback, Rollbacks
 from data_prep.text import read_blocks, read_lines
 from tests.helpers.conversion import write_published
 from tests.helpers.google_albert_graph import CONFIG
@@ -220,10 +219,6 @@ JSON_FILES = {
     "metadata.json": (
         METADATA,
         lambda path: features.read_metadata(str(pathlib.Path(path).parent)),
-    ),
-    "rollbacks.json": (
-        [dataclasses.asdict(Rollback(20, 10, 10, 0.5, "loss nan"))],
-        lambda path: Rollbacks.read(str(pathlib.Path(path).parent)),
     ),
 }
 

@@ -19,7 +19,6 @@ from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.directory import write_config
-from albert_tf.runs.rollback import Rollback, Rollbacks
 from tests.helpers import tiny_run
 
 
@@ -117,7 +116,7 @@ def test_the_best_checkpoint_does_not_delay_that_of_the_same_step(
     tmp_path, monkeypatch
 ):
     """Writing the first lasts until the second save has returned."""
-    store, variables = store_of(tmp_path, {"w": (2,)})
+    store, _ = store_of(tmp_path, {"w": (2,)})
     write, may_write = checkpoints.write_checkpoint, threading.Event()
 
     def write_later(*arguments):
@@ -131,16 +130,6 @@ def test_the_best_checkpoint_does_not_delay_that_of_the_same_step(
     store.wait()
     assert (tmp_path / "best" / "step-00000010").exists()
     assert store.restore().step == 10
-    # The same step, trained again after a rollback, has other values.
-    store.save(20, {})
-    store.restore(10)
-    variables["w"].assign(variables["w"] + 1)
-    changed = variables["w"].numpy()
-    store.save(20, {})
-    store.wait()
-    variables["w"].assign(variables["w"] * 0)
-    store.restore(20)
-    np.testing.assert_array_equal(variables["w"].numpy(), changed)
 
 
 def test_another_shape_or_name_is_refused_naming_both(tmp_path):
@@ -229,30 +218,6 @@ def test_a_checkpoint_that_cannot_be_removed_is_harmless(tmp_path, monkeypatch):
     save(store, 2)
     assert not store.save_errors
     assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 2
-
-
-def test_checkpoints_discarded_by_a_rollback_are_skipped_and_removed(tmp_path):
-    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
-    for step in (10, 20, 30):
-        variables["kernel"].assign([step, step])
-        save(store, step)
-    Rollbacks.read(str(tmp_path)).add(Rollback(35, 20, 15, 1.0, "nan"))
-
-    another, restored = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
-    assert another.restore().step == 20
-    assert (restored["kernel"].numpy() == 20).all()
-    save(another, 25, rollbacks=1)
-    assert steps_in(tmp_path / "checkpoints") == [20, 25]
-    assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 25
-
-
-def test_an_avoided_checkpoint_is_used_if_there_is_no_other(tmp_path):
-    store, _ = store_of(tmp_path, {"kernel": (2,)})
-    for step in (10, 20):
-        save(store, step)
-    assert store.restore(avoided=20).step == 10
-    flip_a_byte(tmp_path / "checkpoints" / "step-00000010" / DATA)
-    assert store.restore(avoided=20).step == 20
 
 
 def test_a_torn_checkpoint_of_a_requested_step_is_refused(tmp_path):
@@ -399,28 +364,6 @@ def test_the_best_checkpoint_is_kept_separately(tmp_path):
     assert steps_in(tmp_path / "best") == [20]
     assert another.restore(20).notes["held_out_loss"] == 2.0
     np.testing.assert_array_equal(restored["kernel"], [20, 20])
-
-
-def test_a_discarded_checkpoint_is_not_the_best(tmp_path):
-    """A rollback from step 14 to 5 has discarded the best step, 10."""
-    store, variables = store_of(tmp_path, {"kernel": (2,)})
-    save(store, 5)
-    store.save_best(10, {}, 2.0)
-    store.wait()
-    assert store.best_step() == 10
-    store.restore(5)
-    Rollbacks.read(str(tmp_path)).add(Rollback(14, 5, 9, 1.0, "nan"))
-    assert store.best_step() is None
-
-    variables["kernel"].assign([15.0, 15.0])
-    store.save_best(15, {"rollbacks": 1}, 2.1)
-    store.save_best(20, {"rollbacks": 1}, 2.2)
-    store.wait()
-    assert steps_in(tmp_path / "best") == [15]
-    assert store.best_step() == 15
-    variables["kernel"].assign([0.0, 0.0])
-    store.restore(15)
-    np.testing.assert_array_equal(variables["kernel"], [15, 15])
 
 
 def test_a_checkpoint_that_was_not_written_is_not_the_best(

@@ -14,7 +14,6 @@ from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.evaluate import evaluate_run
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
@@ -183,8 +182,8 @@ def test_the_same_settings_are_accepted_silently_in_a_moved_run(
         check(run(output_dir=moved, learning_rate=0.5))
 
 
-def test_the_last_step_may_not_be_before_the_newest_checkpoint(run, tmp_path):
-    """The checkpoint of the run has step 2; a discarded one does not count."""
+def test_the_last_step_may_not_be_before_the_newest_checkpoint(run):
+    """The checkpoint of the run has step 2."""
     shorter = run(
         num_train_steps=1, num_warmup_steps=1, allow_config_change=True
     )
@@ -193,8 +192,6 @@ def test_the_last_step_may_not_be_before_the_newest_checkpoint(run, tmp_path):
     ):
         check(shorter)
     check(run(num_train_steps=2, allow_config_change=True))
-    Rollbacks.read(f"{tmp_path}/run").add(Rollback(3, 1, 2, 1.0, "nan"))
-    check(shorter)
 
 
 def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
@@ -204,13 +201,9 @@ def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
     store = CheckpointStore(str(run_dir), {"kernel": tf.Variable([1.0])})
     store.save_best(2, {}, 1.5)
     store.wait()
-    Rollbacks.read(str(run_dir)).add(Rollback(14, 5, 9, 1.0, "nan"))
     check(run())
     (committed,) = run_dir.glob("checkpoints/*/checkpoint.json")
     committed.unlink()
-    with pytest.raises(UserError, match=r"remove rollbacks\.json and best/"):
-        check(run())
-    (run_dir / "rollbacks.json").unlink()
     with pytest.raises(UserError, match=r"have checkpoints, since .* best/\."):
         check(run())
     (committed,) = run_dir.glob("best/*/checkpoint.json")
