@@ -364,7 +364,6 @@ class Run:
         self.trainer.finish_saving(CHECKPOINTS_DIR)
         reason = stop.reason or "another worker was asked to stop"
         self.log_event("stop", reason=reason)
-        self._finish_log()
         logging.warning(
             "%s: stopped at step %d; the same command continues from the "
             "newest checkpoint",
@@ -388,17 +387,12 @@ class Run:
                 return self._stop_early()
         self.trainer.finish_saving(CHECKPOINTS_DIR, BEST_DIR)
         self.log_event("finish")
-        self._finish_log()
         logging.info(
             "finished %d steps; the run is in %s",
             self.config.training.num_train_steps,
             self.config.training.output_dir,
         )
         return 0
-
-    def _finish_log(self) -> None:
-        if self.run_log:
-            self.run_log.finish()
 
     def _explain_failed_step(self, error: tf.errors.OpError) -> NoReturn:
         """Raises an error that says what to do after a failed read."""

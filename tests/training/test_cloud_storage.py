@@ -135,7 +135,7 @@ def test_a_checkpoint_that_looks_damaged_is_read_again(storage, monkeypatch):
 
 
 def test_lines_that_an_upload_refuses_are_written_later(storage):
-    """Once each, in order."""
+    """Once each, in order: an upload has all lines of the file."""
     log = RunLog(RUN, 0)
     log.write("train", 1, {"loss": 1.0})
     storage.set_rules([Rule("start", "jsonl", status=403)])
@@ -144,7 +144,6 @@ def test_lines_that_an_upload_refuses_are_written_later(storage):
     storage.set_rules([])
     log.write("train", 3, {"loss": 1.0})
     log.write_event("stop", 3)
-    log.finish()
     assert [line["step"] for line in read_metrics(RUN)] == [1, 2, 3]
     assert [event["event"] for event in read_events(RUN)] == ["start", "stop"]
 
