@@ -8,26 +8,24 @@ REMOVED: dict[str, str] = {
     "eval_minimal_pairs": "measure checkpoints with albert-tf score",
     "eval_pairs_per_file": "measure checkpoints with albert-tf score",
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
-    "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
-    "near_duplicates": "filter the text before the build, see docs/data.md",
-    "predictions_file": "run_finetuning --mode=eval scores a model on "
-    "--dev_file",
-    "quality_filter": "filter the text before the build, see docs/data.md",
-    "server": "ask TensorFlow Serving with curl, as docs/serving.md shows",
-    "temperature": "sentence-transformers trains embeddings, see "
-    "docs/finetuning.md",
-    "unsupervised": "sentence-transformers trains embeddings, see "
-    "docs/finetuning.md",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
     "max_rollbacks": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
+    "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
+    "near_duplicates": "filter the text before the build, see docs/data.md",
     "on_divergence": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",
     "price_per_device_hour": "multiply the hours of the run by the price",
+    "quality_filter": "filter the text before the build, see docs/data.md",
     "rollback_learning_rate_scale": "start another run with a lower "
     "--learning_rate and --init_checkpoint",
+    "server": "ask TensorFlow Serving with curl, as docs/serving.md shows",
+    "temperature": "sentence-transformers trains embeddings, see "
+    "docs/finetuning.md",
     "tracker": "docs/runs.md has the lines for wandb and MLflow",
+    "unsupervised": "sentence-transformers trains embeddings, see "
+    "docs/finetuning.md",
     "watts_per_device": "codecarbon measures the command (docs/runs.md)",
 }

@@ -302,7 +302,7 @@ class Finetuning(Objective):
             metrics |= self._score(predictions)
         return metrics
 
-    def cost(self, metrics: Mapping[str, float]) -> float:
+    def selection_loss(self, metrics: Mapping[str, float]) -> float:
         return -metrics.get(self._score_name, -metrics["loss"])
 
     def describe(self, metrics: Mapping[str, float]) -> str:

@@ -53,4 +53,3 @@ class BatchStream:
             step,
             self._format_of(self._records),
         )
-

@@ -200,8 +200,12 @@ class Objective(abc.ABC):
         del predictions
         return {n: float(value) for n, value in self.metrics(sums).items()}
 
-    def cost(self, metrics: Mapping[str, float]) -> float:
-        """What the best checkpoint minimises, of the result of `evaluate`."""
+    def selection_loss(self, metrics: Mapping[str, float]) -> float:
+        """What selects the best checkpoint: the lower, the better.
+
+        Args:
+            metrics: The result of `evaluate`.
+        """
         return metrics["loss"]
 
     @abc.abstractmethod

@@ -41,8 +41,7 @@ from albert_tf.training import cost, schedules
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Progress, Times
-from albert_tf.training.train import find_divergence
-from albert_tf.training.trainer import Trainer
+from albert_tf.training.train import Trainer, find_divergence
 from albert_tf.training.warm_start import WarmStart
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
@@ -373,8 +372,7 @@ class _Preflight:
 def _train(trainer: Trainer, number: int) -> None:
     """Trains and times some steps, and saves nothing."""
     position = trainer.position
-    position.clear_totals()
-    trainer.times = Times()
+    trainer.clear_sums()
     try:
         trainer.advance(position.step + number)
     except READING_ERRORS as error:

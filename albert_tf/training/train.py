@@ -1,11 +1,8 @@
 """A run, from top to bottom.
 
-`train` does four things:
-
-1. It checks records and run directory.
-2. It connects the devices.
-3. It opens the run (`open_run`).
-4. It trains (`Run.train`).
+`train` checks the records and the run directory, connects the devices, and
+makes a `Trainer`. `Trainer.begin` restores the newest checkpoint, or takes the
+weights of another model, or initialises them. `Trainer.train` is the loop.
 
 On the same kind and number of devices, the weights at a step are a function of
 settings, seed, records and initial weights. So a run can be killed at any
@@ -15,19 +12,24 @@ Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
 clipping and its gradient accumulation give wrong results or crash.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import Host, connect
+from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.strategy import per_replica_batch_size
+from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import (
     TRAINING_ERRORS,
     explain_failed_read,
@@ -38,15 +40,26 @@ from albert_tf.runs.checkpoints import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     Checkpoint,
+    CheckpointStore,
 )
 from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
+from albert_tf.training.pjrt_steps import PjrtSteps
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Profiler, Progress, Times
-from albert_tf.training.trainer import Trainer
+from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train_step import (
+    make_state,
+    make_train_steps,
+    metric_names,
+)
 from albert_tf.training.warm_start import WarmStart
+
+# The first call of a program is one step, which compiles, and the second at
+# most this number of steps, from which the watchdog knows the usual time.
+SECOND_CALL_STEPS = 10
 
 
 def train(
@@ -90,139 +103,223 @@ def train(
     with connect(config.distribution, strategy, can_stop=True) as host:
         # After the devices: reading weights starts TensorFlow, and the cluster
         # and logical CPUs must be configured before.
-        initial = None if checkpoints else objective.initial_weights(records)
+        initial = None
+        if not checkpoints:
+            initial = objective.initial_weights(records)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
         with host.owning(config.training.output_dir) as host:
             with host.watchdog.limit("the start of the run"):
-                run = open_run(
-                    config, objective, records, held_out, host, initial, began
-                )
-            return run.train()
+                trainer = Trainer(config, objective, records, host, held_out)
+                trainer.begin(initial, began)
+            return trainer.train()
 
 
-def open_run(
-    config: PretrainingConfig,
-    objective: Objective,
-    records: RecordSet,
-    held_out: RecordSet | None,
-    host: Host,
-    initial: WarmStart | None = None,
-    began: float | None = None,
-) -> "Run":
-    """Opens a run: resumes it, or starts a new one from `initial` or at random.
+@dataclasses.dataclass
+class Position:
+    """The position of a run: the notes of a checkpoint, and its step."""
 
-    `began`: see `train`.
-    """
-    began = began or time.time()
-    num_replicas = host.strategy.num_replicas_in_sync
-    per_replica_batch_size(config.data, num_replicas)
-    if held_out is not None:
-        per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
-    if not host.is_chief:
-        logging.set_verbosity(logging.WARNING)
-    # Model, optimizer and program.
-    trainer = Trainer(config, objective, records, host)
-    evaluator = None
-    if held_out is not None:
-        model = trainer.state.model
-        evaluator = Evaluator(host, model, objective, held_out, config)
-    restore_began = time.monotonic()
-    resumed = trainer.start(initial)
-    restore_s = time.monotonic() - restore_began
-    position = trainer.position
-    trainer.wait_for_all()
-    # The settings, which now have been found to fit the checkpoint, and the
-    # log. Lines of steps after the checkpoint are dropped.
-    run_log = None
-    if host.writes:
-        run_directory.write(config, records)
-        run_log = RunLog(
-            config.training.output_dir,
-            position.step,
-            position.to_evaluate,
-            position.num_steps,
-        )
-    run = Run(trainer, evaluator, run_log)
-    times = {
-        "start_up_s": time.time() - began - restore_s,
-        "restore_s": restore_s,
-    }
-    _log_start(run, resumed, initial, times)
-    _log_summary(trainer)
-    # A new run saves its first checkpoint. If it cannot be written, the run
-    # ends before training.
-    if resumed is None:
-        if host.writes:
-            objective.write_report(config.training.output_dir, initial)
-        run.save()
-        trainer.finish_saving(CHECKPOINTS_DIR)
-    return run
+    step: int  # number of steps done
+    # Since the last line of the log: sums of the metrics, and the number of
+    # steps, not 0 where the run was stopped within a device loop.
+    totals: dict[str, float]
+    num_steps: int = 0
+    # The lowest mean loss in a line of the log; None before the first line.
+    lowest_loss: float | None = None
+    # Whether the evaluation at this step was cut short, and must be repeated.
+    to_evaluate: bool = False
+    learning_rate: float = 0.0  # of the last step; 0 before the first one
+
+    def to_notes(self, **facts: Any) -> dict[str, Any]:
+        """Notes of a checkpoint, as JSON; floats are restored bit for bit."""
+        notes = dataclasses.asdict(self)
+        del notes["step"]  # the checkpoint stores it itself
+        return {**notes, **facts}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Moves to a checkpoint; other facts in its notes are ignored."""
+        notes = checkpoint.notes
+        self.step = checkpoint.step
+        # The checkpoint of another optimizer holds other metrics.
+        stored = notes.get("totals", {})
+        self.totals = {name: stored.get(name, 0.0) for name in self.totals}
+        self.num_steps = notes.get("num_steps", 0)
+        self.lowest_loss = notes.get("lowest_loss")
+        self.to_evaluate = notes.get("to_evaluate", False)
+        self.learning_rate = notes.get("learning_rate", 0.0)
+
+    def means(self) -> dict[str, float]:
+        """Mean metrics of the steps since the last line of the log."""
+        steps = max(self.num_steps, 1)
+        return {name: total / steps for name, total in self.totals.items()}
 
 
-class Run:
-    """The loop of a run in one process; made by `open_run`.
+class Trainer:
+    """A run in one process: its state, and the loop that advances it.
 
-    Each iteration trains up to a boundary, the next step at which the host must
-    act. Then it checks for divergence, logs, evaluates and saves.
+    A dry run makes one too, calls `start` and `advance`, and writes no file.
 
     Args:
-        evaluator: Evaluates the model; None without held-out records.
-        run_log: None in processes that do not write the log.
+        held_out: Records to evaluate on; None evaluates nothing.
+
+    Attributes:
+        state: The model and the optimizer.
+        position: Where the run is; changes with each step.
+        times: Of the steps since the last line of the log, in this process.
+        store: The checkpoints.
+        stream: The batches, by step.
     """
 
     def __init__(
         self,
-        trainer: Trainer,
-        evaluator: Evaluator | None,
-        run_log: RunLog | None,
+        config: PretrainingConfig,
+        objective: Objective,
+        records: RecordSet,
+        host: Host,
+        held_out: RecordSet | None = None,
     ) -> None:
-        self.config = trainer.config
-        self.host = trainer.host
-        self.trainer = trainer
-        self.position = trainer.position
-        self.evaluator = evaluator
-        self.run_log = run_log
-        self.progress = Progress(
-            self.config,
-            trainer.objective,
-            trainer.records,
-            cost.peak_flops(self.host.strategy),
+        self.config = config
+        self.objective = objective
+        self.records = records
+        self.host = host
+        num_replicas = host.strategy.num_replicas_in_sync
+        per_replica_batch_size(config.data, num_replicas)
+        if held_out is not None:
+            per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
+        with host.strategy.scope():
+            self.state = make_state(config, objective)
+            make_steps: Any = make_train_steps
+            if isinstance(host.strategy, PjrtStrategy):
+                make_steps = PjrtSteps
+            self._train_steps = make_steps(
+                host.strategy, self.state, config, host.stop_flag
+            )
+        self._evaluator: Evaluator | None = None
+        if held_out is not None:
+            self._evaluator = Evaluator(
+                host, self.state.model, objective, held_out, config
+            )
+        self.store = CheckpointStore(
+            config.training.output_dir,
+            self.state.variables(),
+            keep_max=config.training.keep_checkpoint_max,
+            keep_every_n_steps=config.training.keep_every_n_steps,
+            writes=host.writes,
         )
-        self.profiler = Profiler(self.config, is_active=run_log is not None)
-        self.devices, _ = cost.describe_devices(self.host.strategy)
+        self.stream = BatchStream(
+            records,
+            config.data,
+            config.training.seed,
+            objective.record_format,
+        )
+        names = metric_names(config, objective)
+        self.position = Position(0, dict.fromkeys(names, 0.0))
+        self.times = Times()
+        self._progress = Progress(
+            config, objective, records, cost.peak_flops(host.strategy)
+        )
+        self._profiler = Profiler(config, is_active=host.writes)
+        self._run_log: RunLog | None = None  # only where the run is written
+        self._batches: Any = None
+        # Seconds per step of the last call of each program; None after its
+        # first call, which compiles.
+        self._step_seconds: dict[DropoutRates, float | None] = {}
+        self._saved_at = time.monotonic()
+
+    # The start.
+
+    def start(self, initial: WarmStart | None) -> Checkpoint | None:
+        """Restores or initializes the variables. The order matters.
+
+        1. The run has a checkpoint: resumes from the newest one, which it
+           returns, even if `initial` is given.
+        2. `initial` is given: starts from these weights of another model.
+        3. Otherwise: starts from random weights.
+
+        Raises:
+            UserError: If no checkpoint can be read.
+        """
+        checkpoint = self.store.restore()
+        if checkpoint is not None:
+            self.position.restore(checkpoint)
+        elif initial is not None:
+            initial.apply(self.state.variables())
+        return checkpoint
+
+    def begin(
+        self, initial: WarmStart | None = None, began: float | None = None
+    ) -> None:
+        """Starts the run, and opens its directory and its log.
+
+        Args:
+            began: See `train`.
+        """
+        if not self.host.is_chief:
+            logging.set_verbosity(logging.WARNING)
+        restore_began = time.monotonic()
+        resumed = self.start(initial)
+        restore_s = time.monotonic() - restore_began
+        self._wait_for_all()
+        # The settings, which now have been found to fit the checkpoint, and the
+        # log. Lines of steps after the checkpoint are dropped.
+        run_dir, position = self.config.training.output_dir, self.position
+        if self.host.writes:
+            run_directory.write(self.config, self.records)
+            self._run_log = RunLog(
+                run_dir,
+                position.step,
+                position.to_evaluate,
+                position.num_steps,
+            )
+        start_up_s = time.time() - (began or time.time()) - restore_s
+        self._log_start(
+            resumed, initial, start_up_s=start_up_s, restore_s=restore_s
+        )
+        _log_summary(self)
+        if resumed is None:
+            # A new run saves its first checkpoint. If it cannot be written, the
+            # run ends before training.
+            if self.host.writes:
+                self.objective.write_report(run_dir, initial)
+            self.save()
+            self._finish_saving(CHECKPOINTS_DIR)
+
+    # The loop.
 
     def train(self) -> int:
-        """Trains to the last step or a request to stop; returns the status."""
+        """Trains to the last step or a request to stop; returns the status.
+
+        Each iteration trains up to a boundary, the next step at which the host
+        must act: it logs, evaluates and saves there. A divergence ends the run.
+        """
         position, training = self.position, self.config.training
-        last_step, evaluated = training.num_train_steps, False
-        if position.to_evaluate:
-            evaluated = self._evaluate()
+        last_step = training.num_train_steps
+        if position.to_evaluate or position.step == last_step:
+            # Either the last process was stopped in this evaluation, or the run
+            # is complete; then, its log may lack a line, and `best/` the
+            # checkpoint, of an evaluation on these records.
+            self._evaluate(logs=not self._has_evaluated())
             if position.to_evaluate:
                 return self._stop_early()
         while position.step < last_step:
-            evaluated = False
-            if self.profiler.begin_loop(position.step):
-                self.log_event("profile")
+            if self._profiler.begin_loop(position.step):
+                self._log_event("profile")
             boundary = self._next_boundary()
-            try:
-                stops = self.trainer.advance(boundary)
-            except TRAINING_ERRORS as error:
-                self._explain_failed_step(error)
+            stops = self._advance_or_explain(boundary)
             if position.step < boundary:
                 return self._stop_early()
-            self._end_loop()
+            self._log_loop()
             # Evaluate before saving: a run that resumes from this checkpoint
             # does not evaluate this step.
             if self._is_due(training.eval_every_n_steps):
-                evaluated = self._evaluate()
-            if self.trainer.is_late() or self._is_due(
+                self._evaluate()
+            if self._is_late() or self._is_due(
                 training.save_checkpoints_steps, training.keep_every_n_steps
             ):
                 self.save()
-            self._log_changes()
+            self._log_dropout()
             if position.to_evaluate or (stops and boundary < last_step):
                 return self._stop_early()
-        return self._finish(evaluated)
+        return self._finish()
 
     def _next_boundary(self) -> int:
         """The step up to which to train before the host acts again.
@@ -231,31 +328,112 @@ class Run:
         lines in its log as an uninterrupted run.
         """
         step, training = self.position.step, self.config.training
-        due = (
+        boundaries = [training.num_train_steps]
+        for interval in (
             training.steps_per_loop,
             training.save_checkpoints_steps,
             training.eval_every_n_steps,
             training.keep_every_n_steps,
-        )
-        changes = (
-            *((step // every + 1) * every for every in due if every),
-            schedules.next_dropout_change(step, self.config),
-            *(s for s in training.profiled_steps() or () if s > step),
-        )
-        return min(
-            *(change for change in changes if change is not None),
-            training.num_train_steps,
-        )
+        ):
+            if interval:
+                boundaries.append((step // interval + 1) * interval)
+        for profiled in training.profiled_steps() or ():
+            if profiled > step:
+                boundaries.append(profiled)
+        change = schedules.next_dropout_change(step, self.config)
+        if change is not None:
+            boundaries.append(change)
+        return min(boundaries)
 
-    def _is_due(self, *intervals: int) -> bool:
-        """Whether an action is due: at multiples (of 0: never), and the end."""
-        step = self.position.step
-        at_end = step == self.config.training.num_train_steps
-        return at_end or any(i and step % i == 0 for i in intervals)
+    def advance(self, until: int) -> bool:
+        """Trains up to a step. Returns whether a request to stop ended that.
 
-    # Metrics.
+        A call of the program ends where the dropout rates change. The first two
+        calls of a program are short.
+        """
+        position = self.position
+        if self._batches is None:
+            self._open_batches()
+        while position.step < until:
+            change = schedules.next_dropout_change(position.step, self.config)
+            end = until if change is None else min(change, until)
+            if self._call_program(end - position.step):
+                return True
+        return False
 
-    def _end_loop(self) -> None:
+    def _advance_or_explain(self, boundary: int) -> bool:
+        """Calls `advance`; after a failed read, raises an error that helps."""
+        try:
+            return self.advance(boundary)
+        except TRAINING_ERRORS as error:
+            with self.host.watchdog.limit("the search for damaged shards"):
+                explain_failed_read(error, self.host.strategy, self.records)
+
+    def _call_program(self, num_steps: int) -> bool:
+        """Trains up to `num_steps` steps; returns whether to stop.
+
+        The division of a device loop into calls changes no result.
+        """
+        position = self.position
+        rates = schedules.dropout_rates(position.step, self.config)
+        is_new = rates not in self._step_seconds
+        if is_new:
+            num_steps = 1
+            logging.info(
+                "building the training program: dropout %g (hidden) and %g "
+                "(attention)",
+                rates.hidden,
+                rates.attention,
+            )
+        seconds = self._step_seconds.get(rates)
+        if seconds is None:
+            num_steps = min(num_steps, SECOND_CALL_STEPS)
+        usual_s = seconds and num_steps * seconds
+        activity = (
+            f"the device loop of {num_steps} steps from step {position.step} on"
+        )
+        began, cpu_began = time.monotonic(), time.process_time()
+        with self.host.watchdog.limit(activity, usual_s):
+            steps = self._train_steps(
+                self._batches,
+                {n: tf.constant(v) for n, v in position.totals.items()},
+                tf.constant(num_steps),
+                rates,
+            )
+            # Here the host waits for the devices.
+            totals = {n: float(v) for n, v in steps.totals.items()}
+        call_s = time.monotonic() - began
+        cpu_s = time.process_time() - cpu_began
+        num_steps = int(steps.num_steps)
+        position.totals = totals
+        position.step += num_steps
+        position.num_steps += num_steps
+        position.learning_rate = float(steps.learning_rate)
+        if is_new:
+            self.times.num_compiling += 1
+            self.times.compiling_seconds += call_s
+            logging.info(
+                "compiled and trained step %d in %.0f s", position.step, call_s
+            )
+        else:
+            self.times.num_steps += num_steps
+            self.times.seconds += call_s
+            self.times.cpu_seconds += cpu_s
+        self._step_seconds[rates] = None if is_new else call_s / num_steps
+        return bool(float(steps.stops))
+
+    def _open_batches(self) -> None:
+        """Opens the stream of batches at this step."""
+        with self.host.watchdog.limit("opening the records"):
+            self._batches = input_pipeline.iterate(
+                self.host.strategy.distribute_datasets_from_function(
+                    self.stream.open(self.position.step)
+                )
+            )
+
+    # The log.
+
+    def _log_loop(self) -> None:
         """Logs the metrics since the last line, unless the run diverged."""
         position = self.position
         rates = schedules.dropout_rates(position.step - 1, self.config)
@@ -265,12 +443,20 @@ class Run:
             "dropout": rates.hidden,
         }
         self._stop_if_diverged(metrics)
-        metrics |= self.progress.advance(self.trainer.times)
-        self.trainer.times = Times()
-        position.end_line(metrics["loss"])
-        if self.run_log:
-            self.progress.log(position.step, metrics)
-            self.run_log.write("train", position.step, metrics)
+        lowest, loss = position.lowest_loss, metrics["loss"]
+        position.lowest_loss = loss if lowest is None else min(loss, lowest)
+        metrics |= self._progress.advance(self.times)
+        self.clear_sums()
+        if self._run_log:
+            self._progress.log(position.step, metrics)
+            self._run_log.write("train", position.step, metrics)
+
+    def clear_sums(self) -> None:
+        """Clears the sums of the metrics and the times, after a line."""
+        position = self.position
+        position.totals = dict.fromkeys(position.totals, 0.0)
+        position.num_steps = 0
+        self.times = Times()
 
     def _stop_if_diverged(self, metrics: Mapping[str, float]) -> None:
         """Ends a run that has diverged; nothing is saved from then on.
@@ -287,8 +473,8 @@ class Run:
         )
         if not divergence:
             return
-        self.log_event("diverged", reason=divergence, **metrics)
-        self.trainer.store.wait()
+        self._log_event("diverged", reason=divergence, **metrics)
+        self.store.wait()
         raise UserError(
             "loss and gradient norm must stay finite, and the loss at most "
             f"divergence_loss_increase={training.divergence_loss_increase:g} "
@@ -299,55 +485,127 @@ class Run:
             f"--init_checkpoint={training.output_dir} --output_dir=NEW.",
         )
 
-    def _log_changes(self) -> None:
-        """Logs scheduled changes after a loop."""
+    def _log_dropout(self) -> None:
+        """Logs a scheduled change of the dropout rates, after a loop."""
         step, config = self.position.step, self.config
         is_last = step == config.training.num_train_steps
         before = schedules.dropout_rates(step - 1, config)
         after = schedules.dropout_rates(step, config)
         if after != before and not is_last:
-            self.log_event("dropout", before=before.hidden, after=after.hidden)
+            self._log_event("dropout", before=before.hidden, after=after.hidden)
 
-    def log_event(self, kind: str, **facts: Any) -> None:
+    def _log_event(self, kind: str, **facts: Any) -> None:
         """Logs an event at the current step."""
-        if self.run_log:
-            self.run_log.write_event(kind, self.position.step, **facts)
+        if self._run_log:
+            self._run_log.write_event(kind, self.position.step, **facts)
 
-    def _end_profile(self) -> None:
-        if self.profiler.end():
-            self.log_event("profile")
+    def _log_start(
+        self,
+        resumed: Checkpoint | None,
+        initial: WarmStart | None,
+        **seconds: float,
+    ) -> None:
+        """Logs where the run starts, with which software, and its event."""
+        logging.info(
+            "%s at step %d of %d",
+            f"continuing from {resumed.path}" if resumed else "starting",
+            self.position.step,
+            self.config.training.num_train_steps,
+        )
+        software = versions.software()
+        logging.info(
+            "software: %s",
+            ", ".join(f"{name} {value}" for name, value in software.items()),
+        )
+        devices, _ = cost.describe_devices(self.host.strategy)
+        facts = {**seconds, "software": software, "devices": devices}
+        if resumed:
+            log = self._run_log
+            facts["lost_s"] = log.lost_seconds if log else 0.0
+        elif initial:
+            facts["warm_start"] = initial.report
+        self._log_event("resume" if resumed else "start", **facts)
 
     # Evaluation.
 
-    def _evaluate(self, logs: bool = True) -> bool:
+    def _evaluate(self, logs: bool = True) -> None:
         """Evaluates, if there are held-out records, and saves the best model.
 
-        Returns whether the evaluation is complete, not cut short by a stop.
+        Afterwards, `position.to_evaluate` tells whether a request to stop cut
+        the evaluation short.
         """
         position = self.position
-        if self.evaluator is None:
-            position.to_evaluate = False
-            return False
-        metrics = self.evaluator.run_and_log(
-            position.step, self.run_log if logs else None
+        position.to_evaluate = False
+        if self._evaluator is None:
+            return
+        metrics = self._evaluator.run_and_log(
+            position.step, self._run_log if logs else None
         )
-        position.to_evaluate = metrics is None
-        if metrics is not None:
-            loss = self.trainer.objective.cost(metrics)
-            self._log_checkpoint(self.trainer.save_best(loss), best=True)
-        return metrics is not None
+        if metrics is None:
+            position.to_evaluate = True
+            return
+        loss = self.objective.selection_loss(metrics)
+        with self.host.watchdog.limit("saving a checkpoint"):
+            is_new = self.store.save_best(position.step, self._notes(), loss)
+        if is_new:
+            self._log_checkpoint(best=True)
+
+    def _has_evaluated(self) -> bool:
+        """Whether the log has the evaluation at this step."""
+        return any(
+            line["split"] == "eval" and line["step"] == self.position.step
+            for line in read_metrics(self.config.training.output_dir)
+        )
 
     # Checkpoints.
 
     def save(self) -> None:
         """Saves a checkpoint in the background, and logs it."""
-        self._log_checkpoint(self.trainer.save(), best=False)
-
-    def _log_checkpoint(self, is_new: bool, *, best: bool) -> None:
-        """Logs a checkpoint, and how long training waited for it."""
+        self._saved_at = time.monotonic()
+        with self.host.watchdog.limit("saving a checkpoint"):
+            is_new = self.store.save(self.position.step, self._notes())
         if is_new:
-            stalled_s = self.trainer.store.seconds_stalled
-            self.log_event("checkpoint", best=best, stalled_s=stalled_s)
+            self._log_checkpoint(best=False)
+
+    def _notes(self) -> dict[str, Any]:
+        rates = schedules.dropout_rates(self.position.step, self.config)
+        return self.position.to_notes(dropout=list(rates))
+
+    def _log_checkpoint(self, *, best: bool) -> None:
+        """Logs a checkpoint, and how long training waited for it."""
+        stalled_s = self.store.seconds_stalled
+        self._log_event("checkpoint", best=best, stalled_s=stalled_s)
+
+    def _is_due(self, *intervals: int) -> bool:
+        """Whether an action is due: at multiples (of 0: never), and the end."""
+        step = self.position.step
+        at_end = step == self.config.training.num_train_steps
+        return at_end or any(i and step % i == 0 for i in intervals)
+
+    def _is_late(self) -> bool:
+        """Whether `--save_checkpoints_minutes` asks for a checkpoint."""
+        minutes = self.config.training.save_checkpoints_minutes
+        passed_s = time.monotonic() - self._saved_at
+        return bool(minutes) and passed_s >= 60 * minutes
+
+    def _finish_saving(self, *directories: str) -> None:
+        """Waits for the last checkpoints, in all processes.
+
+        Raises:
+            UserError: If one of these directories, `checkpoints` or `best`,
+                could not be written; a `RetryError` if the cause is temporary.
+        """
+        with self.host.watchdog.limit("saving the last checkpoint"):
+            self.store.wait()
+        for directory in directories:
+            if directory in self.store.save_errors:
+                raise self.store.save_errors[directory]
+        # If this worker ended before the others, they would report it as lost.
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        """Waits for all workers, which must be at the same step."""
+        wait_for_all(self.host.strategy, self.position.step)
 
     # The end of the process.
 
@@ -361,9 +619,9 @@ class Run:
         self.save()
         # A failed save to best/ has been logged. It must not change the exit
         # status, which tells a scheduler to continue the run.
-        self.trainer.finish_saving(CHECKPOINTS_DIR)
+        self._finish_saving(CHECKPOINTS_DIR)
         reason = stop.reason or "another worker was asked to stop"
-        self.log_event("stop", reason=reason)
+        self._log_event("stop", reason=reason)
         logging.warning(
             "%s: stopped at step %d; the same command continues from the "
             "newest checkpoint",
@@ -372,21 +630,11 @@ class Run:
         )
         return stop.exit_status
 
-    def _finish(self, evaluated: bool) -> int:
+    def _finish(self) -> int:
         """Ends a run that has done all steps; returns the exit status."""
         self._end_profile()
-        if self.evaluator and not evaluated:
-            # The run was complete when it was started. The log gets a line
-            # unless it has one, and `best/` the checkpoint if an earlier
-            # process failed to write it.
-            is_logged = any(
-                line["split"] == "eval" and line["step"] == self.position.step
-                for line in read_metrics(self.config.training.output_dir)
-            )
-            if not self._evaluate(logs=not is_logged):
-                return self._stop_early()
-        self.trainer.finish_saving(CHECKPOINTS_DIR, BEST_DIR)
-        self.log_event("finish")
+        self._finish_saving(CHECKPOINTS_DIR, BEST_DIR)
+        self._log_event("finish")
         logging.info(
             "finished %d steps; the run is in %s",
             self.config.training.num_train_steps,
@@ -394,39 +642,9 @@ class Run:
         )
         return 0
 
-    def _explain_failed_step(self, error: tf.errors.OpError) -> NoReturn:
-        """Raises an error that says what to do after a failed read."""
-        records = self.trainer.records
-        with self.host.watchdog.limit("the search for damaged shards"):
-            explain_failed_read(error, self.host.strategy, records)
-
-
-def _log_start(
-    run: Run,
-    resumed: Checkpoint | None,
-    initial: WarmStart | None,
-    times: Mapping[str, float],
-) -> None:
-    """Logs where the run starts, with which software, and its event."""
-    position, training = run.position, run.config.training
-    logging.info(
-        "%s at step %d of %d",
-        f"continuing from {resumed.path}" if resumed else "starting",
-        position.step,
-        training.num_train_steps,
-    )
-    software = versions.software()
-    logging.info(
-        "software: %s",
-        ", ".join(f"{name} {value}" for name, value in software.items()),
-    )
-    facts: dict[str, Any] = {**times, "software": software}
-    facts["devices"] = run.devices
-    if resumed:
-        facts["lost_s"] = run.run_log.lost_seconds if run.run_log else 0.0
-    elif initial:
-        facts["warm_start"] = initial.report
-    run.log_event("resume" if resumed else "start", **facts)
+    def _end_profile(self) -> None:
+        if self._profiler.end():
+            self._log_event("profile")
 
 
 def _log_summary(trainer: Trainer) -> None:
@@ -442,7 +660,10 @@ def _log_summary(trainer: Trainer) -> None:
     logging.info(
         "%d parameters; batch %d = %d replicas x %d %s in %d micro-batches%s",
         sum(math.prod(v.shape) for v in variables),
-        *(rows, num_replicas, rows // num_replicas, unit),
+        rows,
+        num_replicas,
+        rows // num_replicas,
+        unit,
         config.data.gradient_accumulation_steps,
         packed,
     )

@@ -20,8 +20,7 @@ from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import evaluate
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import open_run, train
-from albert_tf.training.trainer import Trainer
+from albert_tf.training.train import Trainer, train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import lines_without_timing
 
@@ -41,13 +40,11 @@ def lines_of(run_dir, split):
 def run_with(config, stop, objective=None):
     objective = objective or Pretraining(config)
     data = objective.find_training_data()
-    return open_run(
-        config,
-        objective,
-        data,
-        objective.find_held_out(data),
-        Host(make_strategy(config.distribution), stop, writes=True),
-    ).train()
+    host = Host(make_strategy(config.distribution), stop, writes=True)
+    held_out = objective.find_held_out(data)
+    trainer = Trainer(config, objective, data, host, held_out)
+    trainer.begin()
+    return trainer.train()
 
 
 def requested_stop():

@@ -14,7 +14,7 @@ from albert_tf.errors import UserError
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import Run, find_divergence, train
+from albert_tf.training.train import Trainer, find_divergence, train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import (
     RunProcesses,
@@ -144,7 +144,9 @@ def test_a_new_run_has_a_complete_checkpoint_before_it_trains(
     """So a run that has a best checkpoint has a regular one, too."""
     directory = str(tmp_path / "checkpoints")
     monkeypatch.setattr(
-        Run, "train", lambda self: [c.step for c in list_checkpoints(directory)]
+        Trainer,
+        "train",
+        lambda self: [c.step for c in list_checkpoints(directory)],
     )
     assert train(tiny_run.make_synthetic_config(tmp_path)) == [0]
 

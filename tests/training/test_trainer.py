@@ -9,8 +9,8 @@ import tensorflow as tf
 from albert_tf.cluster.host import Host
 from albert_tf.runs.checkpoints import Checkpoint
 from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train import Position, Trainer
 from albert_tf.training.train_step import Steps
-from albert_tf.training.trainer import Position, Trainer
 from tests.helpers import tiny_run
 from tests.helpers.limits import Limits
 
@@ -88,5 +88,3 @@ def test_every_field_survives_a_checkpoint():
     other = Position(0, {"loss": 0.0, "trust_ratio": 0.0})
     other.restore(Checkpoint("step-00000007", 7, notes))
     assert other.totals == {"loss": 17.25, "trust_ratio": 0.0}
-    restored.clear_totals()  # after a line of the log
-    assert restored.means() == {"loss": 0, "gradient_norm": 0}
