@@ -145,7 +145,8 @@ class Encoder(keras.layers.Layer):
         """The input of the first block: compute dtype, `(batch, length, H)`."""
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            hidden = kernels.add_bias(*self.projection(hidden, target=target))
+            product, bias = self.projection(hidden, target=target)
+            hidden = kernels.add_bias(product, bias, target)
         return hidden
 
 

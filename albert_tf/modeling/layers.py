@@ -254,4 +254,4 @@ def activate(
     if hidden_act == "gelu":
         return kernels.bias_gelu(product, bias, target=target)
     named = keras.activations.get(hidden_act)
-    return named(kernels.add_bias(product, bias))
+    return named(kernels.add_bias(product, bias, target))
