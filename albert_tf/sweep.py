@@ -1,8 +1,8 @@
-r"""Train variants of a model, and compare them in one table.
+r"""Train variants of a recipe, and compare them in one table.
 
-A sweep is a list of variants: flags of `run_pretraining` that override those of
-all runs. This command trains each variant with two seeds, and prints means,
-standard deviations and the difference of the variants:
+A variant is a set of flags of `run_pretraining` that override those of all
+runs. This command trains each variant with each seed, one after another, and
+prints means and standard deviations:
 
     python -m albert_tf.sweep \
       --base_flags=--flagfile=configs/pretrain/mini_en_128.flags \
@@ -10,95 +10,159 @@ standard deviations and the difference of the variants:
       --base_flags='--eval_input_file=build/records/eval/*.tfrecord' \
       --variant='shared:' \
       --variant='not_shared: --model=parameter_sharing=none' \
-      --seeds=1,2 --compare=shared:not_shared \
-      --output_dir=build/sharing
+      --seeds=1,2 --output_dir=build/sharing
 
-A variant can start from the weights of an earlier one, with the same seed:
-
-      --variant='short: --max_seq_length=64' \
-      --variant='long: --init_checkpoint={run:short} --max_seq_length=512'
-
-Sweeps of the paper's tables are in configs/ablations:
-
-    python -m albert_tf.sweep \
-      --flagfile=configs/ablations/table5_mini.flags \
-      --records_dir=build --output_dir=build/table5
+Those of the paper's tables are in configs/ablations.
 
 Each run is a process of `run_pretraining` in OUTPUT_DIR/runs/VARIANT-seedN; its
-log is in OUTPUT_DIR/logs. At the end, OUTPUT_DIR has table.md and table.json.
-`python -m albert_tf.report --run_dirs=...` draws all curves of the runs.
+log is in OUTPUT_DIR/logs. The table is also in OUTPUT_DIR/table.md. `python -m
+albert_tf.report --run_dirs=...` draws the curves of the runs.
 
-The same command, with the same spelling of OUTPUT_DIR, continues an interrupted
-sweep: finished runs are not repeated. Variants and seeds can be added. The
-settings of a run that has started cannot change; if those of an --evaluation
-change, the finished runs are evaluated again.
-
-Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
-75 if all runs that failed exited with 75, e.g. because a host was lost: start
-the same command again; 130 (Ctrl-C) or 143 (SIGTERM) when the sweep or one of
-its runs was interrupted: the runs save a checkpoint and stop. A run that exits
-with 75 is started again; it has failed after three times without a new
-checkpoint.
+The same command continues an interrupted sweep. Exit status: 0 when all runs
+have finished; that of the first run that failed; 130 (Ctrl-C) or 143 (SIGTERM)
+when the sweep was interrupted: the run saves a checkpoint and stops.
 """
 
-import json
 import os
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from absl import logging
+from absl import flags as absl_flags
 
-from albert_tf.cluster import versions
-from albert_tf.cluster.jobs import Jobs
-from albert_tf.config import SweepConfig, flags
-from albert_tf.errors import RETRY_STATUS, RetryError, UserError
-from albert_tf.io.artifact import lock
+from albert_tf.cluster.jobs import Job, Jobs
+from albert_tf.config import PretrainingConfig, SweepConfig, flags
+from albert_tf.errors import UserError
 from albert_tf.io.files import write_text
-from albert_tf.sweeps import plan as plans
+
+# Sums over the lines of a run's log: the metric of a line.
+TRAINING_TOTALS = {
+    "training_seconds": "loop_seconds",
+    "training_cpu_seconds": "cpu_seconds",
+}
+
+
+class PlannedRun(NamedTuple):
+    """A run of the sweep, checked before any run starts."""
+
+    variant: str
+    name: str  # VARIANT-seedN, or VARIANT without seeds
+    flags: tuple[str, ...]  # of run_pretraining, without --output_dir
+    config: PretrainingConfig
+
+
+def make_runs(config: SweepConfig) -> list[PlannedRun]:
+    """Makes the runs, by seed and then by variant.
+
+    Raises:
+        UserError: For a variant without a name, or invalid flags.
+    """
+    config.require("variant")
+
+    def split(text: str) -> list[str]:
+        words = shlex.split(text)
+        return [w.replace("{records_dir}", config.records_dir) for w in words]
+
+    base = [word for text in config.base_flags for word in split(text)]
+    runs = []
+    for seed in config.seeds or ("",):
+        for text in config.variant:
+            variant, _, own = text.partition(":")
+            if ":" not in text or not re.fullmatch(r"\w[\w.]*", variant):
+                raise UserError(
+                    "variant must be NAME: FLAGS, with a name of letters, "
+                    "digits, _ and .",
+                    received=repr(text),
+                    remedy="Example: --variant='narrow: "
+                    "--model=embedding_size=64'",
+                )
+            words = [*base, *split(own)]
+            name = variant
+            if seed:
+                words.append(f"--seed={seed}")
+                name += f"-seed{seed}"
+            try:
+                parsed = flags.parse_line(PretrainingConfig, words)
+            except (absl_flags.Error, UserError) as error:
+                raise UserError(f"variant {variant}: {error}") from None
+            runs.append(PlannedRun(variant, name, tuple(words), parsed))
+    return runs
+
+
+def compare(
+    results: dict[str, list[dict[str, float]]], metrics: Sequence[str]
+) -> str:
+    """Returns a table: means and standard deviations of each variant."""
+
+    def cell(metric: str, runs: list[dict[str, float]]) -> str:
+        is_percent = metric.endswith("accuracy")
+        scale = 100 if is_percent else 1
+        values = [scale * run[metric] for run in runs if metric in run]
+        form = ".1f" if is_percent else ".3f"
+        text = f"{statistics.fmean(values):{form}}" if values else "-"
+        if len(values) > 1:
+            text += f" ± {statistics.stdev(values):{form}}"
+        return f"{text} %" if is_percent and values else text
+
+    rows = [
+        [variant, str(len(runs)), *(cell(m, runs) for m in metrics)]
+        for variant, runs in results.items()
+    ]
+    return table(["variant", "runs", *metrics], rows)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def read_run(run_dir: str) -> dict[str, float]:
+    """The last metrics of the evaluation, and `TRAINING_TOTALS`."""
+    from albert_tf.runs.log import read_metrics
+
+    lines = list(read_metrics(run_dir))
+    found: dict[str, float] = {
+        total: sum(line.get(metric, 0.0) for line in lines)
+        for total, metric in TRAINING_TOTALS.items()
+    }
+    for line in lines:
+        if line.pop("split") == "eval":
+            found |= line
+    return found
 
 
 def main(config: SweepConfig) -> int:
     """Trains the variants that the flags name; returns the exit status."""
-    environment = dict(os.environ)
-    # The TPU belongs to the runs: the first process that loads its library
-    # reserves it. First, since an architecture on gs:// is read with
-    # TensorFlow.
-    os.environ["TPU_LOAD_LIBRARY"] = "0"
-    plan = plans.make_plan(config)
-    if config.dry_run:
-        print("\n".join(plans.describe(plan)))
-        return 0
+    runs = make_runs(config)
     config.require("output_dir")
-    # Imported here so that invalid settings answer at once.
-    versions.import_tensorflow()
-    from albert_tf.sweeps import results
-
-    results.check_directory(plan)
-    for line in plans.describe(plan):
-        logging.info("%s", line)
-    os.makedirs(f"{plan.dir}/{results.LOGS_DIR}", exist_ok=True)
-    with lock(plan.dir) as open_files:
-        todo = results.make_jobs(plan)
-        jobs = Jobs(config.parallel_runs, environment, open_files)
-        jobs.run(todo)
-        content = results.summarize(plan)
-        if content["runs"]:
-            table = results.markdown(plan, content)
-            text = json.dumps(content, indent=2)
-            write_text(f"{plan.dir}/table.md", table)
-            write_text(f"{plan.dir}/table.json", text + "\n")
-            print(table)
-            print(f"files: {plan.dir}/table.md, table.json")
+    logs, run_dirs = f"{config.output_dir}/logs", f"{config.output_dir}/runs"
+    os.makedirs(logs, exist_ok=True)
+    command = [sys.executable, "-m", "albert_tf.run_pretraining"]
+    todo = [
+        Job(
+            run.name,
+            [*command, *run.flags, f"--output_dir={run_dirs}/{run.name}"],
+            log=f"{logs}/{run.name}.log",
+            output=f"{logs}/{run.name}.out",
+        )
+        for run in runs
+    ]
+    jobs = Jobs()
+    jobs.run(todo)
+    results: dict[str, list[dict[str, float]]] = {r.variant: [] for r in runs}
+    for run, job in zip(runs, todo, strict=True):
+        if job.status == 0:
+            results[run.variant].append(read_run(f"{run_dirs}/{run.name}"))
+    text = compare(results, config.metrics)
+    write_text(f"{config.output_dir}/table.md", text)
+    print(text)
     if jobs.interrupted:
         return 128 + jobs.interrupted
-    failed = {job.name: job.status for job in todo if job.status}
-    if failed:
-        is_temporary = set(failed.values()) == {RETRY_STATUS}
-        raise (RetryError if is_temporary else UserError)(
-            "all runs of a sweep must finish",
-            received=f"failed: {', '.join(failed)}",
-            remedy=f"See {plan.dir}/{results.LOGS_DIR}. The same command "
-            "tries again.",
-        )
-    return 0
+    return next((job.status for job in todo if job.status), 0)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ import dataclasses
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
-from albert_tf.sweeps.results import spread, table
+from albert_tf.sweep import table
 
 _SCRATCH = "from scratch"
 DATA_DIR = pathlib.Path("data_prep/sample_questions")
@@ -139,13 +139,18 @@ def _run(
 
 
 def results_table(accuracies: Mapping[str, Sequence[float]]) -> str:
-    """A Markdown table of the accuracies, with their spread over the seeds."""
+    """A Markdown table of the accuracies, with their spread over the seeds.
+
+    Of accuracies the standard deviation, of gains the standard error.
+    """
     scratch = accuracies[_SCRATCH]
 
-    def show(values: Mapping[str, Any], error: str, sign: str = "") -> str:
-        if values[error] is None:  # of one seed
-            return f"{values['mean']:{sign}.1%}"
-        return f"{values['mean']:{sign}.1%} ± {values[error]:.1%}"
+    def show(values: Sequence[float], num_values: int, sign: str = "") -> str:
+        text = f"{statistics.fmean(values):{sign}.1%}"
+        if len(values) == 1:
+            return text
+        error = statistics.stdev(values) / math.sqrt(num_values)
+        return f"{text} ± {error:.1%}"
 
     rows = []
     for name, values in accuracies.items():
@@ -154,10 +159,8 @@ def results_table(accuracies: Mapping[str, Sequence[float]]) -> str:
             [
                 name,
                 *(f"{value:.1%}" for value in values),
-                show(spread(values), "standard_deviation"),
-                show(spread(gains), "standard_error", "+")
-                if name != _SCRATCH
-                else "",
+                show(values, 1),
+                show(gains, len(gains), "+") if name != _SCRATCH else "",
             ]
         )
     seeds = [f"seed {number}" for number in range(1, len(scratch) + 1)]

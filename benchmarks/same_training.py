@@ -15,7 +15,7 @@ import sys
 
 from albert_tf import config as settings
 from albert_tf.config import Config, flags
-from albert_tf.sweeps.results import table
+from albert_tf.sweep import table
 
 # To import tests/helpers, which the tests of the same comparison use, too.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))

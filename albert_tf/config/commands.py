@@ -319,13 +319,12 @@ class SweepConfig(Config):
 
     output_dir: str = setting(
         "",
-        "Local directory of the sweep, with a run directory for each "
-        "run, e.g. build/table5. If it holds this sweep, finished runs are "
-        "not repeated and others continue.",
+        "Local directory of the sweep, with a run directory for each run, e.g. "
+        "build/table3.",
     )
     records_dir: str = setting(
         "",
-        "Replaces {records_dir} in base_flags, variant and evaluation, e.g. "
+        "Replaces {records_dir} in base_flags and variant, e.g. "
         "gs://bucket/records.",
     )
     base_flags: tuple[str, ...] = setting(
@@ -340,57 +339,19 @@ class SweepConfig(Config):
         "A variant to train, as NAME: FLAGS, with flags of run_pretraining "
         "that override those of all runs, e.g. "
         "--variant='narrow: --model=embedding_size=64'. Give the flag once per "
-        "variant. --init_checkpoint={run:NAME} is the last checkpoint of the "
-        "earlier variant NAME with the same seed.",
+        "variant.",
         repeated=True,
     )
     seeds: tuple[str, ...] = setting(
         (),
         "Seeds, comma-separated, e.g. 1,2,3: each variant is trained once with "
-        "each seed. Empty: once, with the seed of its flags. A variant that "
-        "starts from another one adds 1000 to its seed in --seeds, so that it "
-        "reads other batches.",
-    )
-    evaluation: tuple[str, ...] = setting(
-        (),
-        "A further evaluation of each finished run, as NAME: FLAGS, with flags "
-        "of run_pretraining --mode=eval, e.g. --evaluation='nsp: "
-        "--eval_sentence_objective=nsp "
-        "--eval_input_file=records/nsp/eval/*.tfrecord'. Its metrics are "
-        "called NAME/METRIC. Give the flag once per evaluation.",
-        repeated=True,
+        "each seed. Empty: once, with the seed of its flags.",
     )
     metrics: tuple[str, ...] = setting(
         ("masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"),
-        "Columns of the table, comma-separated: METRIC, from the evaluation at "
-        "the end of training; NAME/METRIC, from --evaluation='NAME: ...'; or "
-        "training_seconds or training_cpu_seconds, the time of all kept steps, "
-        "with those of the variants that it starts from.",
+        "Columns of the table, comma-separated: metrics of the evaluation at "
+        "the end of training, training_seconds or training_cpu_seconds.",
     )
-    compare: tuple[str, ...] = setting(
-        (),
-        "Pairs of variants whose difference is printed with its standard "
-        "error, comma-separated, e.g. sop:nsp for sop minus nsp. Differences "
-        "are taken between runs of the same seed.",
-    )
-    parallel_runs: int = setting(
-        1,
-        "Number of runs to train at the same time. Runs share the devices and "
-        "processors of the machine.",
-        at_least=1,
-    )
-    dry_run: bool = setting(
-        False,
-        "Check the settings of all runs, print the runs, and exit.",
-    )
-
-    def check(self) -> None:
-        if not all(seed.isdecimal() for seed in self.seeds):
-            raise UserError(
-                "seeds must be whole numbers",
-                received=",".join(self.seeds),
-                remedy="Example: --seeds=1,2",
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 # The end of the sentence "--NAME was removed: ...", one line a flag, sorted.
 REMOVED: dict[str, str] = {
+    "compare": "the table of a sweep has means and deviations",
     "data_file": "run_finetuning --mode=eval scores a model on --dev_file",
     "data_schedule": "train a second run, with --init_checkpoint of the first",
     "dataset": "name the files of all sets in --input_file",
     "eval_minimal_pairs": "measure checkpoints with albert-tf score",
     "eval_pairs_per_file": "measure checkpoints with albert-tf score",
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
+    "evaluation": "evaluate a run with run_pretraining --mode=eval",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
     "max_rollbacks": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
@@ -15,6 +17,7 @@ REMOVED: dict[str, str] = {
     "near_duplicates": "filter the text before the build, see docs/data.md",
     "on_divergence": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
+    "parallel_runs": "start several sweeps, each with its own --output_dir",
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",
     "price_per_device_hour": "multiply the hours of the run by the price",

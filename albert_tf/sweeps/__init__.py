@@ -1,1 +1,0 @@
-"""Sweeps: runs of pretraining that are compared in one table."""
