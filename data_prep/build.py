@@ -46,6 +46,12 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import Tokenizer
 from data_prep import text
 from data_prep.config import RecordsConfig
+from data_prep.metadata import (
+    BuiltRecords,
+    describe_split,
+    judge_form,
+    judge_use,
+)
 from data_prep.processes import Processes, show_progress
 from data_prep.segments import (
     EVAL,
@@ -58,14 +64,10 @@ from data_prep.segments import (
 )
 from data_prep.shards import (
     NOTES_DIR,
-    BuiltRecords,
     Shard,
     ShardResult,
     choose_shards,
-    describe_split,
     find_finished,
-    judge_form,
-    judge_use,
     list_shards,
     write_shard,
 )

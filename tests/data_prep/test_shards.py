@@ -7,13 +7,10 @@ import tensorflow as tf
 from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID, UNK_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import RecordsConfig
+from data_prep.metadata import judge_use, unigram_entropy
 from data_prep.segments import HEADER, UnmaskedExamples, token_dtype
-from data_prep.shards import (
-    judge_use,
-    make_records,
-    serialize_examples,
-    unigram_entropy,
-)
+from data_prep.serialization import serialize_examples
+from data_prep.shards import make_records
 from tests.helpers.small_builds import VOCABULARY
 
 
