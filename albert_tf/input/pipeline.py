@@ -19,11 +19,10 @@ strategies.) `batch_stream` finds the batch of a step.
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from albert_tf.config import DataConfig
 from albert_tf.input.record_format import (
@@ -402,32 +401,9 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     destroyed, TensorFlow wakes the thread before it marks the iterator as
     cancelled (`CancellationManager::StartCancel` and `Model::OptimizeLoop`), so
     in about a third of all cases the thread goes back to sleep. The destructor,
-    which blocks all of Python, then waits for the rest of the minute: at the
-    end of a run, after an evaluation.
+    which blocks all of Python, then waits for the rest of the minute.
+    tf.distribute adds iterators of its own, which keep their threads.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
-
-
-def iterate(batches: tf.distribute.DistributedDataset) -> Any:
-    """Starts reading a distributed dataset of this module.
-
-    tf.distribute makes the iterators of the devices, which only copy batches
-    from that of the host, without its options. Therefore, a private function of
-    TensorFlow is replaced while they are made. If a release lacks that
-    function, processes may end late.
-    """
-    name = "_create_device_dataset"
-    create = getattr(multi_device_iterator_ops, name, None)
-    if create is None:
-        return iter(batches)
-
-    def create_without_autotuning(*args: Any) -> tf.data.Dataset:
-        return _without_autotuning(create(*args))
-
-    setattr(multi_device_iterator_ops, name, create_without_autotuning)
-    try:
-        return iter(batches)
-    finally:
-        setattr(multi_device_iterator_ops, name, create)

@@ -146,7 +146,7 @@ class Evaluator:
             leave=False,
         )
         with self._host.watchdog.limit("opening the held-out records"):
-            iterator = input_pipeline.iterate(self._batches)
+            iterator = iter(self._batches)
         for _ in batches:
             # The loop requests no batch after the last one: on a TPU slice,
             # such a request would log an error of another host.

@@ -28,7 +28,6 @@ from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import (
     TRAINING_ERRORS,
@@ -425,7 +424,7 @@ class Trainer:
     def _open_batches(self) -> None:
         """Opens the stream of batches at this step."""
         with self.host.watchdog.limit("opening the records"):
-            self._batches = input_pipeline.iterate(
+            self._batches = iter(
                 self.host.strategy.distribute_datasets_from_function(
                     self.stream.open(self.position.step)
                 )

@@ -20,7 +20,6 @@ from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import features_to_read
 from albert_tf.records.masking import mask_rows
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import train
 from data_prep import build_tfrecords
 from tests.helpers import tiny_run
 
@@ -337,23 +336,3 @@ def test_batches_of_all_records_have_the_same_features(
     operations = {n.op for f in graph.library.function for n in f.node_def}
     assert ("RaggedRange" in operations) == (masking == "dynamic")
     assert not {op for op in operations if "PyFunc" in op}
-
-
-def test_no_iterator_of_a_run_has_a_tuning_thread(
-    tiny_records, tmp_path, monkeypatch
-):
-    """In training and in evaluation. Such threads delay the end of a run."""
-    config = tiny_run.make_config(
-        tiny_records, tmp_path / "run", num_train_steps=4
-    )
-    iterate, autotuned = pipeline.iterate, []
-
-    def iterate_and_note(batches):
-        autotuned.append(
-            [d.options().autotune.enabled for d in batches._datasets]
-        )
-        return iterate(batches)
-
-    monkeypatch.setattr(pipeline, "iterate", iterate_and_note)
-    train(config)
-    assert autotuned == [[False], [False]]
