@@ -31,7 +31,7 @@ class CorpusConfig(Config):
         "text; jsonl: JSON lines or a list of objects, each with one document; "
         "csv: a header and rows, with tabs, commas, semicolons or | between "
         "cells; or parquet, which needs the extra `data`. auto decides by the "
-        "name and the first bytes of each file, and refuses markup.",
+        "name and the first bytes of each file.",
         choices=("auto", "text", "jsonl", "csv", "parquet"),
     )
     tfds: str = setting(

@@ -1,23 +1,21 @@
 """Reads text as documents of lines, in bounded memory, and breaks sentences.
 
 Text files are local or gs://. Their first bytes say how they are compressed,
-and whether they are text, JSON or Parquet, and their names if they are CSV;
-other formats are refused. A line, which ends at LF, CR LF or CR, is a sentence
-or a paragraph; a line without visible characters or the end of the file ends a
-document. In JSON, each object is a document; in tables, each row; in TensorFlow
-Datasets, each element.
+and whether they are text, JSON or Parquet, and their names if they are CSV or
+TSV; other formats are refused. A line, which ends at LF, CR LF or CR, is a
+sentence or a paragraph; a line without visible characters or the end of the
+file ends a document. In JSON, each object is a document; in tables, each row;
+in TensorFlow Datasets, each element.
 
 All text is read twice: `check_inputs` finds faults before the work begins, and
 `read_documents` compares what it reads with what was checked.
 """
 
 import bz2
-import codecs
 import csv
 import dataclasses
 import hashlib
 import importlib.metadata
-import io
 import itertools
 import json
 import lzma
@@ -36,7 +34,7 @@ import zstandard
 from absl import logging
 
 from albert_tf.errors import UserError, first_line, name_faults
-from albert_tf.io import files
+from albert_tf.io import files, tables
 from albert_tf.io.datasets import open_dataset, read_elements
 from data_prep.config import CorpusConfig
 from data_prep.processes import show_progress
@@ -44,10 +42,6 @@ from data_prep.processes import show_progress
 # Longer documents (characters) and lines (bytes) are cut. This bounds memory
 # for a book on one line and for a corpus without blank lines.
 LONGEST_DOCUMENT = 1 << 20
-
-# Longest JSON document, in bytes. It is larger than `LONGEST_DOCUMENT`, because
-# JSON that is cut cannot be parsed.
-_LONGEST_JSON = 1 << 26
 
 BLOCK_BYTES = 1 << 20
 
@@ -66,52 +60,43 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[], Any]]] = {
     b"\x1f\x8b": ("gz", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)),
     b"BZh": ("bz2", bz2.BZ2Decompressor),
     b"\xfd7zXZ\0": ("xz", lzma.LZMADecompressor),
-    **dict.fromkeys(
-        (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"),  # the second: of pzstd
-        (
-            "zst",
-            lambda: zstandard.ZstdDecompressor(
-                max_window_size=1 << 31
-            ).decompressobj(),
-        ),
+    b"\x28\xb5\x2f\xfd": (
+        "zst",
+        lambda: zstandard.ZstdDecompressor(
+            max_window_size=1 << 31
+        ).decompressobj(),
     ),
-}
-
-_PARQUET = b"PAR1"
-_ROWS_AT_A_TIME = 64
-
-# What begins with these bytes, and what to do with it. Most other formats have
-# zero bytes, which are refused in any line.
-_REFUSED_FORMATS = {
-    **dict.fromkeys(
-        (b"\xff\xfe", b"\xfe\xff"),
-        (
-            "a byte order mark of UTF-16 or UTF-32",
-            "Convert the file, e.g. with iconv -f UTF-16 -t UTF-8.",
-        ),
-    ),
-    _PARQUET: ("Parquet", "Set --input_format=parquet."),
-    b"PK\x03\x04": ("a zip archive", "Unpack it with unzip."),
-    b"%PDF-": ("PDF", "Extract its text, e.g. with pdftotext."),
-    b"{\\rtf": ("RTF", "Save it as plain text."),
 }
 
 _COMPRESSED = r"(\.(gz|bz2|xz|zstd?))?$"
 _JSON_NAME = re.compile(rf"\.(jsonl|json|ndjson){_COMPRESSED}", re.IGNORECASE)
-_CSV_NAME = re.compile(rf"\.[ct]sv{_COMPRESSED}", re.IGNORECASE)
-_DELIMITERS = ",\t;|"
+_CSV_NAME = re.compile(rf"\.csv{_COMPRESSED}", re.IGNORECASE)
+_TSV_NAME = re.compile(rf"\.tsv{_COMPRESSED}", re.IGNORECASE)
 _JSON = re.compile(rb"\s*(\[\s*)?{\s*[\"}]")
-_BETWEEN_VALUES = re.compile(r"[\s,\[\]\ufeff]*")
-# Accepts tabs and other control characters in strings.
-_JSON_DECODER = json.JSONDecoder(strict=False)
+
+# Cells with which databases and pandas write that there is no text.
+_NULLS = frozenset(("\\N", "NULL", "NaN", "nan"))
+
+# What a row must be or have, and what to do if it does not.
+_ROWS = {
+    "jsonl": (
+        "be a complete JSON object: the file must be JSON lines, one document "
+        "per line, or a list of objects",
+        "Convert it, e.g. with jq -c ., or set --input_format=text, if it is "
+        "not JSON.",
+    ),
+    "csv": (
+        "have a cell for each column",
+        "Put quotation marks around cells with the delimiter, or write the "
+        "table as JSON lines. --input_format=text reads a list of sentences.",
+    ),
+}
+
+# How bytes that are not UTF-8 are decoded.
+_SURROGATES = "surrogateescape"
 
 # Surrogates that stand for no byte: JSON can encode half of a pair.
 _HALF_PAIRS = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-
-# A tag with an attribute, alone, before a tag, or that is closed in its line.
-_MARKUP = re.compile(
-    r"<(\?|!|(\w[\w:.-]*)(\s+[\w:.-]+\s*=|[^<>]*>\s*($|<|.*</\2>)))"
-)
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -352,36 +337,27 @@ class TextFile:
         head = next(blocks, b"").removeprefix(_BOM)
         form = self._find_format(head, reading.config)
         if form == "parquet":
-            texts, total = _read_parquet(self.name, reading.config.text_field)
-            rest = self.num_bytes - num_read
-            yield from _read_rows(
-                texts, total, rest, ("row", self.name), reading
-            )
+            yield from self._read_parquet(self.num_bytes - num_read, reading)
             return
-        read = {
-            "text": self._read_text,
-            "jsonl": self._read_json,
-            "csv": self._read_csv,
-        }[form]
-        yield from read(itertools.chain([head], blocks), reading)
+        blocks = itertools.chain([head], blocks)
+        if form == "text":
+            yield from self._read_text(blocks, reading)
+        else:
+            yield from self._read_table(form, blocks, reading)
         # The setting decides what the same bytes are.
         prefix = "" if form == "text" else f"{form}:"
         reading.digests.append(prefix + digest.hexdigest())
 
     def _find_format(self, head: bytes, config: CorpusConfig) -> str:
-        """Returns a value of `input_format`; refuses what has none.
+        """Returns a value of `input_format`, or "tsv"; refuses what has none.
 
         Args:
             head: First bytes of the content, without a byte order mark.
         """
         form = config.input_format
-        if form in ("auto", "parquet") and head.startswith(_PARQUET):
-            return "parquet"
-        found = [r for m, r in _REFUSED_FORMATS.items() if head.startswith(m)]
-        if head[257:262] == b"ustar":
-            found = [("a tar archive", "Unpack it with tar -xf.")]
-        if found:
-            raise UserError(f"{self.name} must be UTF-8", *found[0])
+        if head.startswith(tables.PARQUET):
+            return self._check_parquet(form)
+        tables.check_format(head, self.name)
         if form == "parquet":
             raise UserError(
                 f"{self.name} must be Parquet",
@@ -394,29 +370,36 @@ class TextFile:
             return "jsonl"
         if _CSV_NAME.search(self.name):
             return "csv"
-        if other := _find_form(head[:_HEAD_BYTES].decode(errors="replace")):
-            what, remedy = other
+        if _TSV_NAME.search(self.name):
+            return "tsv"
+        if _is_table(head[:_HEAD_BYTES].decode(errors="replace")):
             raise UserError(
                 f"{self.name} must be text, or JSON lines",
-                what,
-                f"{remedy} --input_format=text reads it as text.",
+                "a table, e.g. CSV",
+                "--input_format=csv reads its column --text_field. "
+                "--input_format=text reads it as text.",
             )
         return "text"
+
+    def _check_parquet(self, form: str) -> str:
+        with files.open_existing(self.name, "rb") as file:
+            is_packed = file.read(4) != tables.PARQUET
+        if form not in ("auto", "parquet") or is_packed:
+            raise UserError(
+                f"{self.name} must be UTF-8",
+                received="compressed Parquet" if is_packed else "Parquet",
+                remedy="Unpack it, e.g. with gzip -d."
+                if is_packed
+                else "Set --input_format=parquet.",
+            )
+        return "parquet"
 
     def _read_text(
         self, blocks: Iterator[bytes], reading: Reading
     ) -> Iterator[str]:
         for number, line in read_lines(blocks, LONGEST_DOCUMENT):
             if b"\0" in line:
-                raise UserError(
-                    f"line {number} of {self.name} must be UTF-8 without zero "
-                    "bytes",
-                    received=f"a zero byte at byte {line.index(0)}",
-                    remedy="If the file is UTF-16, convert it, e.g. with iconv "
-                    "-f UTF-16LE -t UTF-8. If it is text but for these bytes, "
-                    "remove them with tr -d '\\000'. Other formats are not "
-                    "read.",
-                )
+                raise tables.zero_byte(self.name, number, line)
             text: str | None
             try:
                 text = line.decode()
@@ -428,221 +411,98 @@ class TextFile:
             else:
                 yield _strip(text)
 
-    def _read_json(
-        self, blocks: Iterator[bytes], reading: Reading
+    def _read_table(
+        self, form: str, blocks: Iterator[bytes], reading: Reading
     ) -> Iterator[str]:
         field = reading.config.text_field
-        for where, found in self._parse_json(blocks):
-            is_object = isinstance(found, dict)
-            text = found.get(field, False) if is_object else False
-            if text != text:  # pandas writes NaN for null
-                text = None
-            if not (text is None or isinstance(text, str)):
-                raise UserError(
-                    f'{where} must be an object with a string "{field}"',
-                    received=json.dumps(found)[:80],
-                    remedy="Name the field by --text_field, or set "
-                    "--input_format=text, if it is not JSON.",
-                )
+        if form == "jsonl":
+            rows = tables.read_json(blocks, self.name, _SURROGATES)
+        else:
+            lines = tables.read_lines(blocks, self.name, _SURROGATES)
+            table = tables.open_table(
+                lines,
+                self.name,
+                quotes=form == "csv" or self._has_quotes(),
+                delimiters=tables.DELIMITERS if form == "csv" else "\t",
+                wanted=[field],
+            )
+            if field not in table.columns:
+                raise _unknown_column(self.name, field, table.columns)
+            rows = table.rows
+        for place, values in rows:
+            where = f"{place} of {self.name}"
+            text = _text_of(where, values, field, form)
             yield from _lines_of_text(text, where, reading)
 
-    def _read_csv(
-        self, blocks: Iterator[bytes], reading: Reading
-    ) -> Iterator[str]:
-        csv.field_size_limit(_LONGEST_JSON)
-        lines = _decode_lines(blocks)
-        header = next(lines, "")
+    def _has_quotes(self) -> bool:
+        """Reads the file to see whether a TSV file has the quotes of CSV."""
+        blocks = read_blocks(self.name, lambda block: None)
+        lines = tables.read_lines(blocks, self.name, _SURROGATES)
+        return tables.has_quotes(lines, self.name)
+
+    def _read_parquet(self, num_bytes: int, reading: Reading) -> Iterator[str]:
+        """Args: num_bytes: stored bytes that are not reported yet."""
         field = reading.config.text_field
-        delimiter, column = _find_column(self.name, header, field)
-        # Strict: otherwise, an unclosed quotation mark takes the rest of the
-        # file for one cell.
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        try:
-            for row in filter(None, rows):
-                where = (
-                    f"the row before line {rows.line_num + 2} of {self.name}"
-                )
-                if column >= len(row):
-                    raise UserError(
-                        f"{where} must have at least {column + 1} cells",
-                        received=repr(row)[:80],
-                    )
-                yield from _lines_of_text(row[column], where, reading)
-        except csv.Error as error:
-            raise UserError(
-                f"{self.name} must be CSV",
-                received=f"{error}, at line {rows.line_num + 1}",
-                remedy="Check its quotation marks.",
-            ) from None
-
-    def _parse_json(self, blocks: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
-        """Yields the values of JSON lines or of a list, with their places.
-
-        Surrogates stand for bytes that are not UTF-8.
-        """
-        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        text, number = "", 1
-        for block in itertools.chain(blocks, [b""]):
-            text += decoder.decode(block, final=not block)
-            begin = 0
-            while True:
-                between = _BETWEEN_VALUES.match(text, begin)
-                start = between.end() if between else begin
-                number += text.count("\n", begin, start)
-                begin = start
-                where = f"line {number} of {self.name}"
-                try:
-                    found, end = _JSON_DECODER.raw_decode(text, begin)
-                except (ValueError, RecursionError) as error:
-                    size = len(text) - begin
-                    # The value may continue in the next block.
-                    is_open = isinstance(error, json.JSONDecodeError) and (
-                        error.pos > len(text) - 16 or "Untermi" in error.msg
-                    )
-                    is_too_long = is_open and size > _LONGEST_JSON
-                    if size and (is_too_long or not (block and is_open)):
-                        raise _json_error(where, error, is_too_long) from None
-                    break
-                number += text.count("\n", begin, end)
-                begin = end
-                yield where, found
-            text = text[begin:]
-
-
-def _json_error(where: str, error: Exception, is_too_long: bool) -> UserError:
-    if is_too_long:
-        return UserError(
-            f"{where}: a JSON document must have at most {_LONGEST_JSON} bytes",
-            received="more",
-            remedy="Split it into several documents.",
+        table = tables.open_parquet(self.name, [field], _SURROGATES)
+        if not table.columns.get(field):
+            raise _unknown_column(self.name, field, table.columns)
+        texts = (
+            values[field]
+            for _, values in table.rows
+            if isinstance(values, dict)
         )
-    fault = str(error)
-    if isinstance(error, json.JSONDecodeError):
-        fault = f"{error.msg}, at character {error.colno - 1}"
-    return UserError(
-        f"{where} must be a complete JSON object: the file must be JSON lines, "
-        "one document per line, or a list of objects",
-        received=fault,
-        remedy="Convert it, e.g. with jq -c ., or set --input_format=text.",
-    )
+        place = "row", self.name
+        total = table.num_rows or 0
+        yield from _read_rows(texts, total, num_bytes, place, reading)
 
 
-def _decode_lines(blocks: Iterable[bytes]) -> Iterator[str]:
-    """Yields lines with their LF; surrogates stand for other bytes."""
-    rest = ""
-    for text in codecs.iterdecode(blocks, "utf-8", "surrogateescape"):
-        *lines, rest = (rest + text).split("\n")
-        yield from (line + "\n" for line in lines)
-    if rest:
-        yield rest
+def _text_of(
+    where: str, values: dict[str, Any] | str, field: str, form: str
+) -> str | None:
+    """The text of a row; None if the row says that there is none."""
+    if isinstance(values, str):
+        wanted, remedy = _ROWS["jsonl" if form == "jsonl" else "csv"]
+        raise UserError(f"{where} must {wanted}", values, remedy)
+    text = values.get(field, False)
+    # pandas writes NaN for null.
+    if text != text or (form != "jsonl" and text in _NULLS):
+        return None
+    if not (text is None or isinstance(text, str)):
+        raise UserError(
+            f'{where} must be an object with a string "{field}"',
+            received=json.dumps(values)[:80],
+            remedy="Name the field by --text_field, or set "
+            "--input_format=text, if it is not JSON.",
+        )
+    return text
 
 
-def _find_column(path: str, header: str, text_field: str) -> tuple[str, int]:
-    """Returns the delimiter of a CSV file, and the index of a column."""
-    for delimiter in _DELIMITERS:
-        names = next(csv.reader([header], delimiter=delimiter), [])
-        if text_field in names:
-            return delimiter, names.index(text_field)
-    raise _unknown_column(path, text_field, header.strip()[:200])
-
-
-def _unknown_column(path: str, text_field: str, columns: str) -> UserError:
+def _unknown_column(
+    path: str, text_field: str, columns: Iterable[str]
+) -> UserError:
     return UserError(
         f"text_field must be a column of text of {path}",
         received=text_field,
-        remedy=f"Its columns are {columns}.",
+        remedy=f"Its columns are {', '.join(columns)[:200]}.",
     )
 
 
-class _Seekable(io.RawIOBase):
-    """What `files.open_existing` returns, as pyarrow needs it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._file.seek(offset, whence)
-        return self._file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._file.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-
-def _read_parquet(
-    path: str, text_field: str
-) -> tuple[Iterator[bytes | None], int]:
-    """Returns the UTF-8 texts of a column, and their number."""
-    import pyarrow.parquet
-
-    faults = pyarrow.ArrowException, OSError
-    stream = io.BufferedReader(
-        _Seekable(files.open_existing(path, "rb")), BLOCK_BYTES
-    )
-    try:
-        file = pyarrow.parquet.ParquetFile(stream)
-    except faults as error:
-        raise _damaged(path, error) from None
-    types = {field.name: field.type for field in file.schema_arrow}
-    kind = types.get(text_field)
-    if isinstance(kind, pyarrow.DictionaryType):
-        kind = kind.value_type
-    if str(kind).removeprefix("large_") not in ("string", "binary"):
-        raise _unknown_column(path, text_field, ", ".join(types))
-
-    def read() -> Iterator[bytes | None]:
-        try:
-            for batch in file.iter_batches(
-                _ROWS_AT_A_TIME, columns=[text_field]
-            ):
-                texts = batch.column(0).cast(pyarrow.large_binary())
-                yield from texts.to_pylist()
-        except faults as error:
-            raise _damaged(path, error) from None
-
-    return read(), file.metadata.num_rows
-
-
-def _damaged(path: str, error: Exception) -> Exception:
-    if isinstance(error, OSError) and error.errno:
-        return error
-    return UserError(
-        f"{path} must be a complete Parquet file", received=first_line(error)
-    )
-
-
-def _find_form(head: str) -> tuple[str, str] | None:
-    """Returns what text is that is not prose, with a remedy."""
+def _is_table(head: str) -> bool:
+    """Whether text has rows of as many cells, of tabs or below names."""
     lines = [line for line in _LINE_END.split(head) if line.strip()][:40]
-    if lines and _MARKUP.match(lines[0].strip()):
-        return "markup", (
-            "Extract its text, e.g. from a dump of Wikipedia with "
-            "WikiExtractor --json."
-        )
-    for mark in "\t,;|":
-        # Rows of as many cells, of tabs or below names. The last row may be
-        # incomplete.
+    for mark in tables.DELIMITERS:
         rows = list(csv.reader(lines, delimiter=mark))
+        # The last row may be incomplete.
         sizes = {len(row) for row in rows[: max(2, len(rows) - 1)]}
         is_header = bool(rows) and all(map(str.isidentifier, rows[0]))
         is_table = len(rows) > 1 and len(sizes) == 1 and sizes != {1}
         if is_table and (is_header or mark == "\t"):
-            return (
-                "a table, e.g. CSV",
-                "--input_format=csv reads its column --text_field.",
-            )
-    return None
+            return True
+    return False
 
 
 def _read_rows(
-    texts: Iterable[bytes | None],
+    texts: Iterable[str | bytes | None],
     total: int,
     num_bytes: int,
     place: tuple[str, str],
@@ -653,7 +513,8 @@ def _read_rows(
     See `TextFile.read_texts`; the digest is that of the texts.
 
     Args:
-        texts: UTF-8; None is a document without text.
+        texts: UTF-8, or with surrogates for other bytes; None is a document
+            without text.
         total: Their number.
         num_bytes: Stored bytes of all of them.
         place: What a row is, and the table, for messages.
@@ -661,6 +522,8 @@ def _read_rows(
     digest = hashlib.sha256()
     for number, text in enumerate(texts):
         content = text or b""
+        if isinstance(content, str):
+            content = content.encode(errors=_SURROGATES)
         digest.update(b"%d:%b" % (len(content), content))
         where = f"{place[0]} {number} of {place[1]}"
         yield from _lines_of_text(content, where, reading)

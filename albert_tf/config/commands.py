@@ -241,7 +241,7 @@ class PredictConfig(TextsConfig):
     input_file: str = setting(
         "",
         "File of texts, local or gs://, in place of --text: a text in each "
-        "line (.txt), or rows (.jsonl, .json, .csv, .tsv) with columns that "
+        "line (.txt), or rows (.jsonl, .csv, .tsv, .parquet) with columns that "
         "have the names of the flags, e.g. text and text_pair.",
     )
     output_file: str = setting(

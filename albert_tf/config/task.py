@@ -210,9 +210,10 @@ class TaskConfig(Config):
     train_file: str = setting(
         "",
         "Training file, instead of the official one in data_dir. Files of "
-        "your own are .tsv, .csv or .jsonl with named columns; those of "
-        "question_answering also .json in the format of SQuAD; or a split of "
-        "TensorFlow Datasets, e.g. tfds:glue/rte:train. For race, a directory.",
+        "your own are .tsv, .csv, .jsonl or .parquet with named columns; "
+        "those of question_answering also .json in the format of SQuAD; or a "
+        "split of TensorFlow Datasets, e.g. tfds:glue/rte:train. For race, a "
+        "directory.",
     )
     dev_file: str = setting(
         "",

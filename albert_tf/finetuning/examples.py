@@ -9,7 +9,7 @@ A TSV file has no quotes and no escapes: a quotation mark is a character, and
 only a line feed ends a line. That is how the files of GLUE are written. Your
 own file may have the quotes of CSV, as pandas writes them, if all of its rows
 can be read so. An empty line is not a row, also in a file of one column. A line
-with tabs or commas only is a row of empty fields.
+with tabs or commas only is a row of empty fields. See `io/tables`.
 
 The name of a class is the text of its cell, with single spaces for white space.
 An empty cell, `nan` and `-` (unless `+` is a class, too) mean that there is no
@@ -20,18 +20,14 @@ A file of words and tags has a word, first, and its tag, last, in each line, as
 in CoNLL; an empty line ends a text.
 """
 
-import codecs
 import collections
 import contextlib
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import math
 import posixpath
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,8 +54,9 @@ from albert_tf.finetuning.tasks import (
     Task,
     find_task,
 )
-from albert_tf.io import files
+from albert_tf.io import files, tables
 from albert_tf.io.datasets import open_dataset, read_elements
+from albert_tf.io.tables import Row
 from albert_tf.records.questions import Answer, Question
 
 _SQUAD_FORMAT = (
@@ -178,10 +175,6 @@ class _Row(NamedTuple):
     number: int
 
 
-# Each row by `_Row.where`: its values, or why it is malformed.
-_Found: TypeAlias = Iterable[tuple[str, dict[str, Any] | str]]
-
-
 def read_examples(
     config: TaskConfig, split: str, task: Task | None = None
 ) -> ExampleSet:
@@ -259,7 +252,7 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
 # --- rows --------------------------------------------------------------------
 
 
-def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
+def _open_rows(examples: ExampleSet) -> tuple[Columns, Iterable[Row]]:
     """The rows of a source, and the columns that make an example."""
     source, task = examples.source, examples.task
     if source.startswith(_TFDS) and task.name in OWN_TASKS:
@@ -270,8 +263,8 @@ def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
     columns = task.splits[examples.split].columns
     if task.layout == "race":
         return columns, _read_race(source)
-    is_lines = source.endswith((".jsonl", ".json"))
-    if task.kind == TOKEN_CLASSIFICATION and not is_lines:
+    has_lists = source.endswith((".jsonl", ".json", ".parquet"))
+    if task.kind == TOKEN_CLASSIFICATION and not has_lists:
         return columns, _read_conll(source, columns)
     return columns, read_rows(
         source,
@@ -280,6 +273,7 @@ def _open_rows(examples: ExampleSet) -> tuple[Columns, _Found]:
         f"{_TFDS}NAME:SPLIT.",
         columns.header,
         may_quote=task.name in OWN_TASKS,
+        wanted=list(filter(None, [columns.text])),
     )
 
 
@@ -289,31 +283,44 @@ def read_rows(
     remedy: str = "",
     header: Sequence[str] = (),
     may_quote: bool = True,
-) -> _Found:
-    """The rows of a .tsv, .csv, .jsonl or .json file.
+    wanted: Sequence[str] = (),
+) -> Iterable[Row]:
+    """The rows of a .tsv, .csv, .jsonl, .json or .parquet file.
 
     Args:
         name: What the file belongs to, for the error about another ending.
         remedy: What to do then.
         header: All columns; () if the first line of a table has them.
         may_quote: Whether a TSV file may have the quotes of CSV.
+        wanted: Columns that the delimiter of a CSV file must give.
 
     Returns:
         Each line, and its values by column, or why it is malformed.
     """
     if path.endswith((".jsonl", ".json")):
-        return _read_json(path)
-    if path.endswith((".tsv", ".csv")):
-        return _read_table(path, header, may_quote)
-    raise UserError(
-        f"files of {name} must end in .tsv, .csv, .jsonl or .json",
-        received=path,
-        remedy=remedy,
+        return tables.read_json(_read_blocks(path), path)
+    if path.endswith(".parquet"):
+        return tables.open_parquet(path).rows
+    if not path.endswith((".tsv", ".csv")):
+        raise UserError(
+            f"files of {name} must end in .tsv, .csv, .jsonl, .json or "
+            ".parquet",
+            received=path,
+            remedy=remedy,
+        )
+    is_csv = path.endswith(".csv")
+    quotes = is_csv or (may_quote and tables.has_quotes(read_lines(path), path))
+    if quotes and not is_csv:
+        logging.info("%s is read with the quotes of CSV", path)
+    delimiters = tables.DELIMITERS if is_csv else "\t"
+    table = tables.open_table(
+        read_lines(path), path, quotes, delimiters, wanted, header
     )
+    return table.rows
 
 
 def _check_rows(
-    examples: ExampleSet, columns: Columns, found: _Found
+    examples: ExampleSet, columns: Columns, found: Iterable[Row]
 ) -> list[_Row]:
     """Refuses a file of another task; lists and drops malformed rows."""
     needed = [columns.text, columns.text_pair, *columns.choices]
@@ -365,20 +372,21 @@ def read_lines(path: str) -> Iterator[str]:
     Raises:
         UserError: If the file is missing or is not UTF-8.
     """
-    rest = ""
+    return tables.read_lines(_read_blocks(path), path)
+
+
+def _read_blocks(path: str) -> Iterator[bytes]:
     try:
         with files.open_existing(path, "rb") as file:
             blocks = iter(lambda: file.read(_BLOCK_SIZE), b"")
-            for text in codecs.iterdecode(blocks, "utf-8-sig"):
-                *lines, rest = (rest + text).split("\n")
-                yield from lines
-            yield rest
+            head = next(blocks, b"")
+            tables.check_format(head, path)
+            yield head
+            yield from blocks
     except OSError as error:
         raise UserError(
             f"{path} must be a readable file", received=error.strerror
         ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
 def read_text(path: str) -> str:
@@ -386,78 +394,7 @@ def read_text(path: str) -> str:
     return "\n".join(read_lines(path))
 
 
-def _read_table(path: str, header: Sequence[str], may_quote: bool) -> _Found:
-    """Reads a TSV or CSV file; () if its first line is the header.
-
-    Args:
-        may_quote: Whether a TSV file may have the quotes of CSV.
-    """
-    if path.endswith(".csv"):
-        lines = _read_csv(path)
-    elif may_quote and _has_quotes(path):
-        logging.info("%s is read with the quotes of CSV", path)
-        lines = _read_csv(path, "\t")
-    else:
-        lines = (
-            (number, line.removesuffix("\r").split("\t"))
-            for number, line in enumerate(read_lines(path), 1)
-            if line.removesuffix("\r")
-        )
-    for number, fields in lines:
-        if not header:
-            header = fields
-            if twice := [
-                n for n in dict.fromkeys(fields) if fields.count(n) > 1
-            ]:
-                raise UserError(
-                    f"{path} must have each column once",
-                    received=f"{', '.join(map(repr, twice))} more than once",
-                )
-            continue
-        values: dict[str, Any] | str = dict(zip(header, fields, strict=False))
-        if len(fields) != len(header):
-            values = f"{len(fields)} columns instead of {len(header)}"
-        yield f"line {number}", values
-
-
-def _has_quotes(path: str) -> bool:
-    """Whether a TSV file has quotes that are doubled, and is read with them."""
-    if not any('""' in line for line in read_lines(path)):
-        return False
-    try:
-        return len({len(fields) for _, fields in _read_csv(path, "\t")}) == 1
-    except UserError:
-        return False
-
-
-def _read_csv(
-    path: str, delimiter: str = ","
-) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each row, after the number of its first line."""
-    # By default, a field of more than 131,072 characters is an error.
-    csv.field_size_limit(sys.maxsize)
-    # newline="": fields may have line breaks; a carriage return ends a line.
-    lines = itertools.chain.from_iterable(
-        io.StringIO(f"{line}\n", newline="") for line in read_lines(path)
-    )
-    # Strict: otherwise, an unclosed quotation mark takes the rest of the file
-    # for one field.
-    reader = csv.reader(lines, strict=True, delimiter=delimiter)
-    first_line = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield first_line, fields
-            first_line = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(
-            f"quotation marks in {path} must enclose a field, and be doubled "
-            "within it",
-            received=f"{error}, in the row that begins in line {first_line}",
-        ) from None
-
-
-def _read_conll(path: str, columns: Columns) -> _Found:
+def _read_conll(path: str, columns: Columns) -> Iterable[Row]:
     """Reads words and tags, the first and the last column of a text's lines."""
     text: list[list[str]] = []
     lines = itertools.chain(read_lines(path), [""])
@@ -477,42 +414,17 @@ def _read_conll(path: str, columns: Columns) -> _Found:
         text = []
 
 
-def _read_json(path: str) -> _Found:
-    """Reads JSON lines, or one array of objects."""
-    first = next(filter(str.strip, read_lines(path)), "")
-    if first.lstrip().startswith("["):
-        with _format_of(path, "with an array of objects"):
-            rows = json.loads(read_text(path), object_pairs_hook=_once)
-        for number, values in enumerate(rows):
-            is_row = isinstance(values, dict)
-            yield f"row {number}", values if is_row else f"{values!r:.40}"
-        return
-    for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
-            try:
-                values = json.loads(line, object_pairs_hook=_once)
-            except (ValueError, RecursionError) as error:  # of nesting
-                values = error
-            if not isinstance(values, dict):
-                values = f"{values} instead of a JSON object"
-            yield f"line {number}", values
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without repeated names."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError(f"a name more than once in {[n for n, _ in pairs]}")
-    return values
-
-
 @contextlib.contextmanager
 def _format_of(path: str, name: str, remedy: str = "") -> Iterator[None]:
     """Turns errors in parsing into errors that name the format."""
     try:
         yield
     except (
-        *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
     ) as error:
         kind = "no" if isinstance(error, KeyError) else type(error).__name__
         raise UserError(
@@ -522,7 +434,7 @@ def _format_of(path: str, name: str, remedy: str = "") -> Iterator[None]:
         ) from None
 
 
-def _read_squad(path: str) -> _Found:
+def _read_squad(path: str) -> Iterable[Row]:
     """Reads a file of SQuAD 1.1 or 2.0, or your own file in their format."""
     text = read_text(path)
     with _format_of(path, "in the format of SQuAD", _SQUAD_FORMAT):
@@ -534,7 +446,7 @@ def _read_squad(path: str) -> _Found:
         ]
 
 
-def _read_race(directory: str) -> _Found:
+def _read_race(directory: str) -> Iterable[Row]:
     """Reads the files `*.txt` of a directory and of its levels.
 
     Each file has a passage in each line; the official files have one line.
@@ -573,7 +485,7 @@ def _read_race(directory: str) -> _Found:
             yield from ((row["id"], row) for row in rows)
 
 
-def _read_tfds(source: str) -> _Found:
+def _read_tfds(source: str) -> Iterable[Row]:
     """Reads `tfds:NAME:SPLIT`; a class is given by its name."""
     name, _, split = source.removeprefix(_TFDS).rpartition(":")
     builder = open_dataset(name)

@@ -388,7 +388,7 @@ REFUSED = [
         "0 | A | B | neutral",
         r"entail.*'neutral' in line 2",
     ),
-    ("classification", "t.parquet", "", r"end in .tsv, .csv, .jsonl or .json"),
+    ("classification", "t.parquet", "", r"complete Parquet file"),
     (*SQUAD_2, '{"data": [{"context_text": "a"}]}', "no 'paragraphs'. SQuAD "),
     *(
         ("classification", "t.jsonl", row, message)
@@ -599,7 +599,7 @@ def test_bad_examples_are_listed_and_not_trained_on(name, tmp_path):
 
 def test_a_line_that_is_nested_too_deeply_is_malformed(tmp_path):
     lines = [row("x", n % 2) for n in range(20)]
-    path = write(tmp_path, "t.jsonl", *lines, 100_000 * "[")
+    path = write(tmp_path, "t.jsonl", *lines, 100_000 * '{"a": ')
     ((line, reason),) = read_file("classification", path).bad
     assert line == "line 21" and "recursion" in reason
 
