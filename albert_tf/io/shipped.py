@@ -21,15 +21,6 @@ ARCHITECTURE = ("configs/models/{}.json",)
 MODEL = ("models/{}",)
 VOCABULARY = ("models/{}/spiece.model",)
 
-# Settings whose path in a flag file may be relative to that file. Records and
-# outputs are relative to the working directory.
-_INPUTS = (
-    "albert_config_file",
-    "init_checkpoint",
-    "init_vocabulary",
-    "spm_model_file",
-)
-
 
 def find(path: str, places: tuple[str, ...], directory: str = "") -> str:
     """The path of an input that the package may contain.
@@ -67,6 +58,9 @@ def expand(
 ) -> list[str]:
     """Replaces each `--flagfile` by the flags of its file.
 
+    absl opens a flag file that another one names in the working directory; here
+    the directory of the other file and the names of recipes come first.
+
     Args:
         parents: If `arguments` are lines of a flag file, the flag files that
             lead to them, outermost first.
@@ -78,30 +72,23 @@ def expand(
     directory = os.path.dirname(parents[-1]) if parents else ""
     remaining = iter(arguments)
     for word in remaining:
-        if parents:
-            word = word.strip()
-            if not word or word.startswith(("#", "//")):
-                continue
-        name, equals, value = word.partition("=")
-        name = name.lstrip("-") if name.startswith("-") else ""
         if word == "--":
             return [*expanded, word, *remaining]
-        if name == "flagfile":
-            value = value if equals else next(remaining, "")
-            path = find(os.path.expanduser(value), RECIPE, directory)
-            if not os.path.isfile(path) or path in parents:
-                raise UserError(
-                    "--flagfile must be a file that does not contain itself, "
-                    "or the name of a recipe",
-                    received=value,
-                    remedy=f"{ROOT / 'configs'} has the recipes.",
-                )
-            with open(path, encoding="utf-8") as file:
-                lines = file.read().splitlines()
-            expanded += expand(lines, (*parents, path))
-        elif parents and name in _INPUTS and value:
-            own = os.path.join(directory, value)
-            expanded.append(f"--{name}={own if os.path.exists(own) else value}")
-        else:
+        name, equals, value = word.partition("=")
+        if name not in ("--flagfile", "-flagfile"):
             expanded.append(word)
+            continue
+        value = value if equals else next(remaining, "")
+        path = find(os.path.expanduser(value), RECIPE, directory)
+        if not os.path.isfile(path) or path in parents:
+            raise UserError(
+                "--flagfile must be a file that does not contain itself, "
+                "or the name of a recipe",
+                received=value,
+                remedy=f"{ROOT / 'configs'} has the recipes.",
+            )
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        lines = [line.strip() for line in text.splitlines()]
+        words = [w for w in lines if w and not w.startswith(("#", "//"))]
+        expanded += expand(words, (*parents, path))
     return expanded

@@ -29,26 +29,21 @@ def test_recipes_and_architectures_have_names(tmp_path, monkeypatch):
         assert by_name == ModelConfig.from_json_file(str(path))
 
 
-def test_paths_in_a_recipe_are_relative_to_it(tmp_path, monkeypatch):
-    """Those of inputs; records and outputs belong to the working directory."""
+def test_a_flag_file_names_others_relative_to_itself(tmp_path, monkeypatch):
+    """All other paths belong to the working directory."""
     own = tmp_path / "own"
     own.mkdir()
-    small = ModelConfig(hidden_size=24, num_attention_heads=2)
-    (own / "small.json").write_text(f'{{"hidden_size": {small.hidden_size}}}')
     (own / "part.flags").write_text("# A part.\n--seed=7\n")
     (own / "all.flags").write_text(
         "--flagfile=base_v2_125k\n--flagfile=part.flags\n\n"
-        "--albert_config_file=small.json\n--init_checkpoint=small.json\n"
         "--input_file=part.flags\n--output_dir=part.flags\n"
     )
     monkeypatch.chdir(tmp_path)
     config = flags.parse_line(
         PretrainingConfig, ["--flagfile", "own/all.flags"]
     )
-    assert config.model.hidden_size == 24
     assert config.training.seed == 7
     assert config.training.num_train_steps == 125_000
-    assert config.initialization.init_checkpoint == "own/small.json"
     assert config.data.input_file == ("part.flags",)
     assert config.training.output_dir == "part.flags"
     # A file of the user comes before a name.
