@@ -12,7 +12,6 @@ its graph (`serving.text_tokenizer`), makes of the same texts.
 
 import itertools
 import posixpath
-import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -55,15 +54,6 @@ NORMALIZER_NAMES = {
     True: "albert_tf_self_contained_uncased",
     False: "albert_tf_self_contained_cased",
 }
-
-# SentencePiece would end the process. In a serialized model: the tag and the
-# length of an entry, the tag and the length of its piece, a piece without
-# characters or with a zero byte first, and the tag of its score.
-_ABORTING_PIECE = re.compile(
-    rb"\n.\n(?:\0|%b)\x15"
-    % b"|".join(rb"\x%02x\0.{%d}" % (n, n - 1) for n in range(1, 17)),
-    re.DOTALL,
-)
 
 
 class EncodedTexts(NamedTuple):
@@ -130,8 +120,6 @@ class Tokenizer:
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
         try:
-            if _ABORTING_PIECE.search(content):
-                raise ValueError("a piece is empty or begins with a zero byte")
             self._model.load_from_serialized_proto(content)
             self.vocab_size: int = self._model.vocab_size()
             self._pieces: list[str] = self._model.id_to_piece(

@@ -10,7 +10,6 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
-from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
@@ -166,20 +165,6 @@ def test_lower_casing_is_read_from_the_file_next_to_a_model(
         else:
             with pytest.raises(UserError, match=f"as .*{name} says"):
                 Tokenizer(path, value)
-
-
-@pytest.mark.parametrize("piece", ["", "\0a"])
-def test_a_piece_that_ends_the_process_is_refused(
-    vocabulary_file, tmp_path, piece
-):
-    model = sentencepiece_model_pb2.ModelProto.FromString(
-        pathlib.Path(vocabulary_file).read_bytes()
-    )
-    model.pieces.add(piece=piece, score=-20)
-    path = tmp_path / "spm.model"
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(UserError, match="a piece is empty or begins with"):
-        Tokenizer(str(path))
 
 
 @pytest.mark.parametrize(
