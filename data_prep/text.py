@@ -691,7 +691,11 @@ def _decompress(
         if stream is not None:
             raise EOFError("the file ended within a stream")
     except (
-        *(EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError),
+        EOFError,
+        OSError,
+        lzma.LZMAError,
+        zlib.error,
+        zstandard.ZstdError,
     ) as error:
         if isinstance(error, OSError) and error.errno:
             raise

@@ -22,11 +22,9 @@ from tqdm import tqdm
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
-    DamagedFileError,
     find_all,
     is_remote,
     open_existing,
-    read_again_if_damaged,
 )
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
@@ -236,7 +234,10 @@ def check_held_out(
                 "the losses of the run and of %s cannot be compared: their "
                 "masks have %s %s and %s. Build the held-out records with the "
                 "settings of the run",
-                *(held_out.directory, name, own, other),
+                held_out.directory,
+                name,
+                own,
+                other,
             )
 
 
@@ -466,23 +467,20 @@ def _count_records(
                 remedy="Narrow the glob to the shards of one build.",
             ) from None
 
-    def count() -> int:
-        number = 0
-        with open_existing(file, "rb") as opened:
-            for record in read_records(opened):
-                if record.fault:
-                    raise DamagedFileError(
-                        f"{file} must be an intact TFRecord file",
-                        received=f"record {record.number}, at byte "
-                        f"{record.offset}: {record.fault}",
-                        remedy="Copy or build it again.",
-                    )
-                if not number:
-                    _check_lengths(file, record.content, config)
-                number += 1
-        return number
-
-    return read_again_if_damaged(count, file)
+    number = 0
+    with open_existing(file, "rb") as opened:
+        for record in read_records(opened):
+            if record.fault:
+                raise UserError(
+                    f"{file} must be an intact TFRecord file",
+                    received=f"record {record.number}, at byte "
+                    f"{record.offset}: {record.fault}",
+                    remedy="Copy or build it again.",
+                )
+            if not number:
+                _check_lengths(file, record.content, config)
+            number += 1
+    return number
 
 
 def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
