@@ -443,7 +443,7 @@ class TextFile:
     def _read_parquet(self, num_bytes: int, reading: Reading) -> Iterator[str]:
         """Args: num_bytes: stored bytes that are not reported yet."""
         field = reading.config.text_field
-        table = tables.open_parquet(self.name, [field], _SURROGATES)
+        table = tables.open_parquet(self.name, [field])
         if not table.columns.get(field):
             raise _unknown_column(self.name, field, table.columns)
         texts = (

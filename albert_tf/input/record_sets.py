@@ -300,14 +300,13 @@ def _match_files(setting: str, patterns: Sequence[str]) -> list[str]:
             remedy="Set files or globs, e.g. records/train/*.tfrecord.",
         )
     # A directory among them would have no shard in its metadata.
-    found = find_all(
+    return find_all(
         setting,
         patterns,
         "*.tfrecord",
         "Build records with python -m data_prep.build_tfrecords.",
         remote_directories=True,
     )
-    return sorted(set(found))
 
 
 def _count_all(

@@ -396,13 +396,11 @@ class _Seekable(io.RawIOBase):
         return len(content)
 
 
-def open_parquet(
-    path: str, columns: Sequence[str] = (), errors: str = "strict"
-) -> Table:
+def open_parquet(path: str, columns: Sequence[str] = ()) -> Table:
     """Opens a Parquet file, and reads some of its columns, or all.
 
-    Args:
-        errors: See `read_lines`; a row that is not UTF-8 is malformed.
+    No row is malformed. Surrogates stand for bytes that are not UTF-8, since a
+    column of other bytes, e.g. images, may not be used.
 
     Raises:
         UserError: If the file is damaged, or two columns have one name.
@@ -432,9 +430,12 @@ def open_parquet(
                     column = batch.column(name)
                     if is_text[name]:
                         column = column.cast(pyarrow.large_binary())
-                    cells.append(column.to_pylist())
+                    cells.append(map(_to_text, column.to_pylist()))
                 for values in zip(*cells, strict=True):
-                    yield f"row {number}", _decoded(wanted, values, errors)
+                    yield (
+                        f"row {number}",
+                        dict(zip(wanted, values, strict=True)),
+                    )
                     number += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise _damaged(path, error) from None
@@ -454,18 +455,10 @@ def _has_text(kind: Any) -> bool:
     return name in ("string", "binary", "null")
 
 
-def _decoded(
-    names: Sequence[str], values: Sequence[Any], errors: str
-) -> dict[str, Any] | str:
-    try:
-        return {
-            name: value.decode("utf-8", errors)
-            if isinstance(value, bytes)
-            else value
-            for name, value in zip(names, values, strict=True)
-        }
-    except UnicodeDecodeError as error:
-        return str(error)
+def _to_text(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    return value
 
 
 def _damaged(path: str, error: Exception) -> Exception:

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from albert_tf.config.task import TaskConfig
@@ -605,6 +606,21 @@ def test_a_line_that_is_nested_too_deeply_is_malformed(tmp_path):
 
 
 # --- tables as spreadsheets and people write them ----------------------------
+
+
+def test_parquet_is_read(tmp_path):
+    """Bytes that are not UTF-8 matter only in a column that is used."""
+    table = {
+        "text": [b"A caf\xc3\xa9.", b"B.", b"C \xe9."],
+        "label": ["x", "y", "x"],
+        "image": [b"\xff\xd8"] * 3,
+    }
+    path = str(tmp_path / "t.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    found = read_file("classification", path)
+    texts = [(example.text, example.label) for example in found.examples]
+    assert texts == [("A café.", 0), ("B.", 1)]
+    assert found.bad == [("row 2", "unpaired surrogate U+DCE9")]
 
 
 def test_a_long_document_is_read(tmp_path):

@@ -122,10 +122,8 @@ def test_damaged_and_odd_parquet_is_refused(tmp_path):
     with pytest.raises(UserError, match="'text' more than once"):
         tables.open_parquet(path)
     pyarrow.parquet.write_table(pyarrow.table({"text": [b"A", b"\xe9"]}), path)
-    (_, first), (_, second) = tables.open_parquet(path).rows
-    assert first == {"text": "A"} and "codec can't decode" in second
-    *_, (_, second) = tables.open_parquet(path, (), "surrogateescape").rows
-    assert second == {"text": "\udce9"}
+    texts = [values["text"] for _, values in tables.open_parquet(path).rows]
+    assert texts == ["A", "\udce9"]
 
 
 @pytest.mark.parametrize(
