@@ -6,7 +6,7 @@ r"""Export a trained run as a SavedModel with serving signatures.
 It exports the newest checkpoint. To export the best one, give the step in the
 name of its directory, e.g. --checkpoint_step=900 for best/step-00000900.
 
-With `--format=litert`, it writes models for phones instead: docs/edge.md.
+With `--format=litert`, it writes a model for phones instead: docs/edge.md.
 
 Signatures take text, or ids, as `serving_default` does. docs/serving.md has
 their inputs and outputs.
@@ -24,10 +24,8 @@ tensorflow-text; `--notext_signatures` exports without it.
 """
 
 from albert_tf.cluster import versions
-from albert_tf.config import ExportConfig, FinetuningConfig, flags
-from albert_tf.config.task import CLASSIFICATION
+from albert_tf.config import ExportConfig, flags
 from albert_tf.errors import UserError
-from albert_tf.serving.verification import Text
 
 
 def main(config: ExportConfig) -> None:
@@ -44,36 +42,16 @@ def main(config: ExportConfig) -> None:
     export(config, read_texts(config) if config.text_file else [])
 
 
-def read_texts(config: ExportConfig) -> list[Text]:
-    """The texts of `text_file`, with labels if it is a file of examples."""
-    from albert_tf.finetuning.examples import read_examples, read_text
-    from albert_tf.finetuning.run import task_of_run
-    from albert_tf.finetuning.tasks import DEV, find_task
-    from albert_tf.runs.directory import load_config
+def read_texts(config: ExportConfig) -> list[str]:
+    """The lines of `text_file` that are not empty."""
+    from albert_tf.finetuning.examples import read_text
 
-    path, run = config.text_file, load_config(config.run_dir)
-    texts: list[Text] = []
-    if path.endswith((".csv", ".tsv", ".jsonl", ".json")):
-        if (
-            not isinstance(run, FinetuningConfig)
-            or run.head.kind != CLASSIFICATION
-        ):
-            raise UserError(
-                "text_file must be plain text for a model that does not "
-                "classify, with a text in each line",
-                received=path,
-            )
-        run = run.replace(dev_file=path, output_dir=config.run_dir)
-        if not run.task.task:  # a converted run
-            run = run.replace(task=run.head.kind)
-        task = task_of_run(run, find_task(run.task))
-        examples = read_examples(run.task, DEV, task).examples
-        texts = [Text(e.text, e.text_pair, e.label) for e in examples]
-    else:
-        lines = map(str.strip, read_text(path).splitlines())
-        texts = [Text(line) for line in lines if line]
+    lines = map(str.strip, read_text(config.text_file).splitlines())
+    texts = [line for line in lines if line]
     if not texts:
-        raise UserError("text_file must contain text", received=path)
+        raise UserError(
+            "text_file must contain text", received=config.text_file
+        )
     return texts[: config.max_texts]
 
 

@@ -8,7 +8,6 @@ from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
 # What --quantize takes.
-QUANTIZATIONS = ("none", "float16", "dynamic_int8", "int8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,32 +52,28 @@ class ExportConfig(Config):
     )
     format: str = setting(
         "saved_model",
-        "saved_model: a SavedModel, for servers and Python. litert: models of "
-        "LiteRT (TensorFlow Lite), for phones and small devices, with a card "
-        "that compares them on --text_file.",
+        "saved_model: a SavedModel, for servers and Python. litert: a model of "
+        "LiteRT (TensorFlow Lite), for phones and small devices.",
         choices=("saved_model", "litert"),
     )
-    quantize: tuple[str, ...] = setting(
-        ("dynamic_int8",),
-        "For --format=litert: numbers of the weights, comma-separated; a model "
-        "is written for each. none: float32. float16: weights of half the "
-        "size. dynamic_int8: int8 weights, and activations that are rounded "
-        "while the model runs. int8: int8 weights, and activations with fixed "
-        "ranges, those of --text_file.",
+    quantize: str = setting(
+        "dynamic_int8",
+        "For --format=litert: numbers of the weights. none: float32. "
+        "dynamic_int8: int8 weights, and activations that are rounded while "
+        "the model runs.",
+        choices=("none", "dynamic_int8"),
     )
-    num_layers: tuple[str, ...] = setting(
-        (),
+    num_layers: int = setting(
+        0,
         "Number of layers to apply, for a model whose layers share all weights "
-        "in one group, e.g. 3. For --format=litert, several, e.g. 4,3,2, write "
-        "a model each. Empty: as in training.",
+        "in one group, e.g. 3. 0: as in training.",
+        at_least=0,
     )
     text_file: str = setting(
         "",
         "For --format=litert, --precision and --weights: real text, on which "
-        "the models are verified, with one text in each line, local or gs://, "
-        "e.g. held_out.txt. For a model that classifies, a .csv, .tsv or "
-        ".jsonl file like --dev_file of run_finetuning, whose labels give "
-        "accuracies.",
+        "the model is verified, with one text in each line, local or gs://, "
+        "e.g. held_out.txt.",
     )
     max_texts: int = setting(
         100, "Number of texts to read of --text_file.", at_least=1
@@ -136,25 +131,6 @@ class ExportConfig(Config):
 
     def check(self) -> None:
         is_litert = self.format == "litert"
-        if not set(self.quantize) <= set(QUANTIZATIONS) or not self.quantize:
-            raise UserError(
-                f"quantize must be some of {', '.join(QUANTIZATIONS)}",
-                received=",".join(self.quantize),
-            )
-        if not all(
-            depth.isdecimal() and int(depth) for depth in self.num_layers
-        ):
-            raise UserError(
-                "num_layers must be positive whole numbers",
-                received=",".join(self.num_layers),
-                remedy="Example: --num_layers=3",
-            )
-        if len(self.num_layers) > 1 and not is_litert:
-            raise UserError(
-                "num_layers must be one number for a SavedModel",
-                received=",".join(self.num_layers),
-                remedy="Set --format=litert, or export once for each.",
-            )
         is_constant = bool(self.precision or self.weights)
         if is_constant and is_litert:
             raise UserError(

@@ -60,7 +60,6 @@ from albert_tf.serving.text_tokenizer import (
     pack,
 )
 from albert_tf.serving.verification import (
-    Text,
     compare,
     make_samples,
     run_all,
@@ -77,7 +76,7 @@ Answer = Callable[..., Outputs]
 _OF_VOCABULARY = ("vocabulary_kind", "do_lower_case", "vocabulary_sha256")
 
 
-def export(config: ExportConfig, texts: Sequence[Text] = ()) -> None:
+def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
     """Exports a run; `export_dir` appears only when it is complete.
 
     Args:
@@ -96,7 +95,7 @@ def export(config: ExportConfig, texts: Sequence[Text] = ()) -> None:
     logging.info("exported step %d to %s", step, export_dir)
 
 
-def _export(config: ExportConfig, directory: str, texts: Sequence[Text]) -> int:
+def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
     is_constant = bool(config.precision or config.weights)
     if is_constant:  # compared with float32, on text that is tokenized
@@ -134,12 +133,12 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[Text]) -> int:
         is_masked = isinstance(model, AlbertPretrainer)
         signature = "fill_mask" if is_masked else "serving_default"
         plain = make()[signature]
-        expected, _ = run_all(lambda **ids: plain(*ids.values()), samples)
+        expected = run_all(lambda **ids: plain(*ids.values()), samples)
         precision = config.precision or "float32"
         module.model_variables = make_constant(model, precision, config.weights)
         tf.saved_model.save(module, directory, signatures=make())
         served = tf.saved_model.load(directory).signatures[signature]
-        found, _ = run_all(
+        found = run_all(
             lambda **ids: served(**{k: tf.constant(v) for k, v in ids.items()}),
             samples,
         )
@@ -235,8 +234,8 @@ def write_assets(loaded: LoadedRun, directory: str) -> None:
         tf.io.gfile.copy(loaded.vocabulary, path(TOKENIZER_FILE))
 
 
-def depth(config: ExportConfig, index: int = 0) -> dict[str, int]:
-    """The change of the architecture by an entry of `num_layers`; or none."""
+def depth(config: ExportConfig) -> dict[str, int]:
+    """The change of the architecture by `num_layers`; or none."""
     if not config.num_layers:
         return {}
     model = load_config(config.run_dir).model
@@ -247,7 +246,7 @@ def depth(config: ExportConfig, index: int = 0) -> dict[str, int]:
             f"{model.num_hidden_groups} groups",
             remedy="Omit --num_layers.",
         )
-    return {"num_hidden_layers": int(config.num_layers[index])}
+    return {"num_hidden_layers": config.num_layers}
 
 
 def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:

@@ -1,4 +1,4 @@
-"""Models of LiteRT (TensorFlow Lite): convert, verify on real text, describe.
+"""Models of LiteRT (TensorFlow Lite): convert and verify on real text.
 
 `--format=litert` of `albert_tf.export_saved_model` writes them. A model takes
 the ids of one text at a time, and consists of operations that every runtime of
@@ -6,11 +6,10 @@ LiteRT has. docs/edge.md shows how an application calls it.
 """
 
 import contextlib
-import math
 import posixpath
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flatbuffers
 import numpy as np
@@ -20,7 +19,7 @@ from absl import logging
 from albert_tf.config import ExportConfig, TaskHeadConfig
 from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.errors import UserError, first_line
-from albert_tf.io.files import new_directory, write_bytes, write_text
+from albert_tf.io.files import new_directory, write_bytes
 from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertForTask
 from albert_tf.runs.checkpoints import model_variables
@@ -36,49 +35,22 @@ from albert_tf.serving.export import (
 from albert_tf.serving.text_tokenizer import PackedTexts
 from albert_tf.serving.verification import (
     Arrays,
-    Comparison,
-    Sample,
-    Text,
     compare,
     make_samples,
     run_all,
 )
 
-CARD_FILE = "README.md"
-
-_MAX_CALIBRATION = 100  # texts that give the ranges of int8
-_THREADS = (1, 2)
-
 Program = Callable[..., Any]
 
 
-class Row(NamedTuple):
-    """A model in the table of a card.
+def export(config: ExportConfig, texts: Sequence[str]) -> None:
+    """Exports a run as a model of LiteRT.
 
-    Attributes:
-        size: Bytes of the file; 0 in TensorFlow.
-        times_ms: Median wall time of a text, with one and with two threads; in
-            TensorFlow, with those of the process.
-        compared: With the model in TensorFlow.
-        score: Masked-LM loss in nats, or accuracy; NaN without labels.
-    """
-
-    name: str
-    layers: int
-    size: int
-    times_ms: list[float]
-    compared: Comparison
-    score: float
-
-
-def export(config: ExportConfig, texts: Sequence[Text]) -> None:
-    """Exports a run as models of LiteRT.
-
-    `export_dir` appears only when all models are verified.
+    `export_dir` appears only when the model is verified.
 
     Raises:
         UserError: As `export.export`. Also if the model needs an operation that
-            LiteRT does not have, or if a converted model does not answer like
+            LiteRT does not have, or if the converted model does not answer like
             the one in TensorFlow.
         ModuleNotFoundError: Without ai-edge-litert.
     """
@@ -86,25 +58,15 @@ def export(config: ExportConfig, texts: Sequence[Text]) -> None:
 
     config = config.replace(text_signatures=True)  # the tokenizer is needed
     export_dir = config.export_dir.rstrip("/")
-    rows: list[Row] = []
     with new_directory(export_dir, "export_dir") as partial:
-        for index in range(max(1, len(config.num_layers))):
-            changes = depth(config, index)
-            run = load(config, precision="float32", **changes)
-            if not index:
-                if head := _head(run):
-                    run.serving["labels"] = list(head.labels)
-                write_assets(run, partial)
-            for row, content in _convert_all(config, run, texts):
-                rows.append(row)
-                name = row.name
-                if len(config.num_layers) > 1:
-                    name += f"_{row.layers}_layers"
-                if content:
-                    path = posixpath.join(partial, f"{name}.tflite")
-                    write_bytes(path, content)
-        card = _card(config, rows, len(texts), _head(run) is None)
-        write_text(posixpath.join(partial, CARD_FILE), card)
+        run = load(config, precision="float32", **depth(config))
+        if head := _head(run):
+            run.serving["labels"] = list(head.labels)
+        write_assets(run, partial)
+        content = _convert_and_verify(config, run, texts)
+        write_bytes(
+            posixpath.join(partial, f"{config.quantize}.tflite"), content
+        )
     logging.info("exported step %d to %s", run.step, export_dir)
 
 
@@ -114,10 +76,10 @@ def _head(run: LoadedRun) -> TaskHeadConfig | None:
     return model.head_config if isinstance(model, AlbertForTask) else None
 
 
-def _convert_all(
-    config: ExportConfig, run: LoadedRun, texts: Sequence[Text]
-) -> Iterator[tuple[Row, bytes]]:
-    """The model in TensorFlow, then the converted models, verified."""
+def _convert_and_verify(
+    config: ExportConfig, run: LoadedRun, texts: Sequence[str]
+) -> bytes:
+    """The converted model, which answers texts as the one in TensorFlow."""
     from ai_edge_litert.interpreter import Interpreter
 
     length = run.run.data.max_seq_length
@@ -126,52 +88,23 @@ def _convert_all(
     fixed_length = length if config.fixed_length else None
     if fixed_length:
         lengths = dict.fromkeys((*PackedTexts._fields, "p_mask"), length)
-        samples = [
-            sample._replace(inputs=_pad(sample.inputs, lengths))
-            for sample in samples
-        ]
+        samples = [_pad(inputs, lengths) for inputs in samples]
     program = _make_program(run, fixed_length)
-    layers = run.run.model.num_hidden_layers
-    expected, time_ms = run_all(lambda **ids: program(*ids.values()), samples)
-    score = _score(expected, samples)
-    same = Comparison(0.0, 1.0)
-    yield Row("TensorFlow", layers, 0, [time_ms], same, score), b""
-    for quantize in config.quantize:
-        content = _convert(run, fixed_length, quantize, samples)
-        times_ms = []
-        for num_threads in _THREADS:
-            interpreter = Interpreter(
-                model_content=content, num_threads=num_threads
-            )
-            runner = interpreter.get_signature_runner()
-            found, time_ms = run_all(runner, samples)
-            times_ms.append(time_ms)
-        compared = compare(
-            f"the model of {layers} layers converted to {quantize}",
-            samples,
-            expected,
-            found,
-            is_exact=quantize == "none",
-            remedy="Choose another --quantize; dynamic_int8 is more exact than "
-            "int8, and float16 than both.",
-        )
-        score = _score(found, samples)
-        row = Row(quantize, layers, len(content), times_ms, compared, score)
-        logging.info("%s", row)
-        yield row, content
-
-
-def _score(found: Sequence[Arrays], samples: Sequence[Sample]) -> float:
-    """The masked-LM loss of a pretrained model, the accuracy of others."""
-    values: list[float] = []
-    for outputs, (inputs, labels) in zip(found, samples, strict=True):
-        if "masked_lm_positions" in inputs:
-            rows = np.arange(labels.size)
-            values += list(-outputs["log_probabilities"][0, rows, labels[0]])
-        elif labels.size:
-            best = outputs["probabilities"].argmax()
-            values.append(float(best == labels[0, 0]))
-    return float(np.mean(values)) if values else math.nan
+    expected = run_all(lambda **ids: program(*ids.values()), samples)
+    content = _convert(run, fixed_length, config.quantize)
+    runner = Interpreter(model_content=content).get_signature_runner()
+    compared = compare(
+        f"the model converted to {config.quantize}",
+        samples,
+        expected,
+        run_all(runner, samples),
+        is_exact=config.quantize == "none",
+        remedy="Choose --quantize=none, which is exact.",
+    )
+    logging.info(
+        "%d bytes; on %d texts: %s", len(content), len(texts), compared
+    )
+    return content
 
 
 def _pad(inputs: Arrays, lengths: Mapping[str, int]) -> Arrays:
@@ -279,12 +212,7 @@ def _not_folded(norm: Any) -> Program:
     return bounded
 
 
-def _convert(
-    run: LoadedRun,
-    length: int | None,
-    quantize: str,
-    samples: Sequence[Sample],
-) -> bytes:
+def _convert(run: LoadedRun, length: int | None, quantize: str) -> bytes:
     """The file of a model of LiteRT; `length` as in `_make_program`."""
     module = tf.Module()
     module.model_variables = model_variables(run.model)
@@ -305,52 +233,16 @@ def _convert(
         converter = tf.lite.TFLiteConverter.from_saved_model(directory)
         if quantize != "none":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        if quantize == "float16":
-            converter.target_spec.supported_types = [tf.float16]
         try:
-            if quantize == "int8":
-                content = _round_products(converter, samples)
-            else:
-                content = converter.convert()
+            content = converter.convert()
         except Exception as error:  # the type is private
             raise UserError(
-                f"the model must be one that LiteRT can convert to {quantize}, "
-                "by built-in operations only",
+                "the model must be one that LiteRT can convert, by built-in "
+                "operations only",
                 received=first_line(error),
-                remedy="Export a SavedModel, or convert to --quantize=none.",
+                remedy="Export a SavedModel.",
             ) from error
     return _share_buffers(content)
-
-
-def _round_products(converter: Any, samples: Sequence[Sample]) -> bytes:
-    """Converts to int8 with fixed ranges, but only the matrix products.
-
-    Softmax and LayerNorm have numbers of too different sizes: with all in int8,
-    albert_mini_en filled 8 % of the masks as before.
-    """
-    longest = {
-        name: max(sample.inputs[name].shape[-1] for sample in samples)
-        for name in samples[0].inputs
-    }
-    # The ranges are found with inputs of one shape.
-    converter.representative_dataset = lambda: (
-        _pad(sample.inputs, longest) for sample in samples[:_MAX_CALIBRATION]
-    )
-    from ai_edge_litert.schema_py_generated import BuiltinOperator
-
-    options = tf.lite.experimental.QuantizationDebugOptions(
-        denylisted_ops=[
-            name
-            for name in vars(BuiltinOperator)
-            if name.isupper() and name != "FULLY_CONNECTED"
-        ]
-    )
-    debugger = tf.lite.experimental.QuantizationDebugger(
-        converter=converter,
-        debug_dataset=converter.representative_dataset,
-        debug_options=options,
-    )
-    return debugger.get_nondebug_quantized_model()
 
 
 def _share_buffers(content: bytes) -> bytes:
@@ -375,36 +267,3 @@ def _share_buffers(content: bytes) -> bytes:
     builder = flatbuffers.Builder(len(content))
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
-
-
-# --- the card ----------------------------------------------------------------
-
-
-def _card(
-    config: ExportConfig, rows: Sequence[Row], num_texts: int, has_loss: bool
-) -> str:
-    score = "masked-LM loss" if has_loss else "accuracy"
-    lines = [
-        "# Models of LiteRT",
-        "",
-        f"albert_tf made them from {config.run_dir} and compared them with the "
-        f"model in TensorFlow on {num_texts} texts of {config.text_file}, one "
-        "at a time. Times are medians of this machine. `docs/edge.md` of "
-        "albert_tf shows how to ask them.",
-        "",
-        "| weights | layers | bytes | ms a text, one thread | two threads | "
-        f"largest difference | equal answers | {score} |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        times = [f"{ms:.1f}" for ms in row.times_ms] + [""]
-        difference, equal = row.compared
-        cells = [
-            *(row.name, str(row.layers), f"{row.size:,}" if row.size else ""),
-            *times[:2],
-            f"{difference:.2g}",
-            "" if equal is None else f"{equal:.1%}",
-            f"{row.score:.3f}" if has_loss else f"{row.score:.1%}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |".replace("nan%", ""))
-    return "\n".join(lines) + "\n"

@@ -1,8 +1,6 @@
 """Compares a converted model with the one in TensorFlow, on real text."""
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,32 +27,6 @@ _SCORES = ("log_probabilities", "probabilities", "start_logits", "end_logits")
 Arrays = dict[str, np.ndarray]
 
 
-class Text(NamedTuple):
-    """A text to verify models on.
-
-    Attributes:
-        second: The second text of a pair; None takes the next text.
-        label: Number of the class; None if unknown.
-    """
-
-    first: str
-    second: str | None = None
-    label: int | None = None
-
-
-class Sample(NamedTuple):
-    """Texts as a model takes them.
-
-    Attributes:
-        inputs: int32 arrays by the name of the input.
-        labels: int, `(texts, answers)`: the ids of masked tokens, or the class;
-            no answers if unknown.
-    """
-
-    inputs: Arrays
-    labels: np.ndarray
-
-
 class Comparison(NamedTuple):
     """How a model answers, beside the one in TensorFlow.
 
@@ -71,10 +43,10 @@ class Comparison(NamedTuple):
 def make_samples(
     run: PretrainingConfig,
     tokenizer: Tokenizer,
-    texts: Sequence[Text],
+    texts: Sequence[str],
     batch_size: int = 1,
-) -> list[Sample]:
-    """The inputs of the model of a run, and what it should answer.
+) -> list[Arrays]:
+    """The inputs of the model of a run: int32 arrays by name.
 
     The choices of a text, or the second text of a pair, are the texts after it.
     Texts have masks for a pretrained model.
@@ -82,8 +54,7 @@ def make_samples(
     length = run.data.max_seq_length
     samples = []
     for begin in range(0, len(texts), batch_size):
-        chosen = texts[begin : begin + batch_size]
-        first = [text.first for text in chosen]
+        first = list(texts[begin : begin + batch_size])
         if not isinstance(run, FinetuningConfig):
             inputs = tokenizer.encode(first, None, length)._asdict()
             samples.append(_mask(inputs, np.random.default_rng(begin)))
@@ -92,29 +63,26 @@ def make_samples(
         is_choice = head.kind == MULTIPLE_CHOICE
         count = head.num_choices if is_choice else 1
         second: list[str] | None = [
-            texts[(begin + i + number) % len(texts)].first
-            if text.second is None
-            else text.second
-            for i, text in enumerate(chosen)
+            texts[(begin + i + number) % len(texts)]
+            for i in range(len(first))
             for number in range(1, count + 1)
         ]
+        shape = len(first), count, -1
         if is_choice:
             first = [text for text in first for _ in range(count)]
         elif not (run.task.has_pairs or head.kind == QUESTION_ANSWERING):
             second = None
         inputs = tokenizer.encode(first, second, length)._asdict()
         if is_choice:
-            shape = len(chosen), count, -1
             inputs = {k: v.reshape(shape) for k, v in inputs.items()}
         if head.is_beam:
             inputs["p_mask"] = 1 - inputs["segment_ids"]
             inputs["p_mask"][:, 0] = 0
-        labels = [[t.label] for t in chosen if t.label is not None]
-        samples.append(Sample(inputs, np.array(labels, np.int64)))
+        samples.append(inputs)
     return samples
 
 
-def _mask(inputs: Arrays, rng: np.random.Generator) -> Sample:
+def _mask(inputs: Arrays, rng: np.random.Generator) -> Arrays:
     """Masks as many tokens of each text."""
     ids = inputs["input_ids"]
     special = np.isin(ids, (PAD_ID, CLS_ID, SEP_ID))
@@ -122,28 +90,23 @@ def _mask(inputs: Arrays, rng: np.random.Generator) -> Sample:
     ordinary = [found if len(found) else np.array([0]) for found in ordinary]
     count = min(max(1, round(_MASKED * min(map(len, ordinary)))), _MAX_MASKS)
     positions = np.sort([rng.choice(o, count, replace=False) for o in ordinary])
-    labels = np.take_along_axis(ids, positions, 1)
     np.put_along_axis(ids, positions, MASK_ID, 1)
-    masks = {"masked_lm_positions": positions.astype(np.int32)}
-    return Sample(inputs | masks, labels)
+    return inputs | {"masked_lm_positions": positions.astype(np.int32)}
 
 
 def run_all(
-    call: Callable[..., Any], samples: Sequence[Sample]
-) -> tuple[list[Arrays], float]:
-    """The outputs of all samples, and the median wall time of one, in ms."""
-    outputs, times = [], []
-    for sample in samples:
-        begin = time.perf_counter()
-        found = call(**sample.inputs)
-        times.append(time.perf_counter() - begin)
-        outputs.append({name: np.array(v) for name, v in found.items()})
-    return outputs, 1000 * statistics.median(times)
+    call: Callable[..., Any], samples: Sequence[Arrays]
+) -> list[Arrays]:
+    """The outputs of all samples."""
+    return [
+        {name: np.array(values) for name, values in call(**inputs).items()}
+        for inputs in samples
+    ]
 
 
 def compare(
     name: str,
-    samples: Sequence[Sample],
+    samples: Sequence[Arrays],
     expected: Sequence[Arrays],
     found: Sequence[Arrays],
     *,
@@ -159,7 +122,7 @@ def compare(
     """
     differences, equal, largest = [0.0], [], 1.0
     for sample, one, other in zip(samples, expected, found, strict=True):
-        is_token = sample.inputs["input_mask"] > 0
+        is_token = sample["input_mask"] > 0
         for key in one.keys() - {"labels"}:
             values, others = one[key], other[key]
             is_number = values.dtype.kind == "f"

@@ -12,7 +12,6 @@ from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.serving import constant_weights, predict
 from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.export import export
-from albert_tf.serving.verification import Text
 from tests.helpers.exports import SENTENCES, answer_as_served, write_task_run
 
 MODEL = {
@@ -149,7 +148,7 @@ def test_fine_tuned_models_are_stored_as_int8(name, text_file, tmp_path):
         text_file=text_file,
         weights="int8",
     )
-    export(config, [Text(sentence) for sentence in SENTENCES])
+    export(config, SENTENCES)
     files = (directory / "variables").glob("variables.data*")
     size = sum(file.stat().st_size for file in files)
     assert size < 0.6 * sum(value.nbytes for value in values)
@@ -170,7 +169,7 @@ def test_a_model_that_answers_otherwise_is_not_written(
     with pytest.raises(UserError, match=message):
         export(
             ExportConfig(**config, precision="float32", text_file=text_file),
-            [Text(sentence) for sentence in SENTENCES],
+            SENTENCES,
         )
     assert not [*tmp_path.iterdir()]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.serving.verification import Sample, compare
+from albert_tf.serving.verification import compare
 
 
 def test_embeddings_of_other_directions_are_refused():
@@ -15,7 +15,7 @@ def test_embeddings_of_other_directions_are_refused():
     def compare_with(found):
         return compare(
             "a model",
-            [Sample(mask, np.zeros([0]))],
+            [mask],
             [{"embedding": embeddings}],
             [{"embedding": found}],
             is_exact=False,
