@@ -71,8 +71,8 @@ class ExportConfig(Config):
     )
     text_file: str = setting(
         "",
-        "For --format=litert, --precision and --weights: real text, on which "
-        "the model is verified, with one text in each line, local or gs://, "
+        "For --format=litert and --precision: real text, on which the model "
+        "is verified, with one text in each line, local or gs://, "
         "e.g. held_out.txt.",
     )
     max_texts: int = setting(
@@ -122,24 +122,17 @@ class ExportConfig(Config):
         "--text_file. Empty: the precision and the graph of training.",
         choices=("", "float32", "mixed_bfloat16"),
     )
-    weights: str = setting(
-        "",
-        "int8: store the large matrices of a SavedModel as int8, with a scale "
-        "for each row or column; verified likewise. Empty: by precision.",
-        choices=("", "int8"),
-    )
 
     def check(self) -> None:
         is_litert = self.format == "litert"
-        is_constant = bool(self.precision or self.weights)
-        if is_constant and is_litert:
+        if self.precision and is_litert:
             raise UserError(
-                "precision and weights need --format=saved_model",
+                "precision needs --format=saved_model",
                 received="litert",
                 remedy="Set --quantize for LiteRT.",
             )
-        if (is_constant or is_litert) and not self.text_file:
-            reader = "--format=litert" if is_litert else "precision and weights"
+        if (self.precision or is_litert) and not self.text_file:
+            reader = "--format=litert" if is_litert else "precision"
             raise UserError(
                 f"text_file must name real text for {reader}, to verify each "
                 "model on it",

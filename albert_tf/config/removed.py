@@ -31,4 +31,5 @@ REMOVED: dict[str, str] = {
     "unsupervised": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
     "watts_per_device": "codecarbon measures the command (docs/runs.md)",
+    "weights": "smaller models are those of --format=litert",
 }

@@ -10,7 +10,7 @@ tokens, however different their lengths are.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -27,103 +27,30 @@ from albert_tf.modeling.layers import (
 )
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
 
-_LEAST_VALUES = 4096  # of a matrix, to be stored as int8
-
 _Block = tuple[SelfAttention, FeedForward]
 _Function = Callable[..., tf.Tensor]
 
 
 def make_constant(
-    model: AlbertPretrainer | AlbertForTask, precision: str, weights: str
+    model: AlbertPretrainer | AlbertForTask, precision: str
 ) -> dict[str, tf.Variable]:
-    """Replaces the encoder, and with `weights="int8"` all large matrices.
+    """Replaces the encoder of a model that is built and restored.
 
     Args:
-        model: The model, built and restored.
         precision: "float32" or "mixed_bfloat16": that of the encoder.
-        weights: "int8", with a scale for each column, converted back when the
-            graph runs; or "", those of the precision.
 
     Returns:
         The variables that the model still reads, by path.
     """
     backbone = model.backbone
-    variables = {id(v): (v.path, v.value) for v in model.variables}
-    for variable in backbone.encoder.variables:
-        del variables[id(variable)]
-    is_float32 = precision == "float32"
-    dtype = tf.float32 if is_float32 else tf.bfloat16
-    layers = list(_list_layers(model))
-    constant: Any = ConstantEncoder(backbone.encoder, dtype)
-    backbone.encoder = constant
-    stored = dict(variables.values())
-    for layer in layers if weights == "int8" else ():
-        for name, value in list(vars(layer).items()):
-            if isinstance(value, keras.Variable) and _is_large(value):
-                stored.pop(value.path, None)
-                axis = 0 if name == "kernel" else 1
-                rounded, scales = (
-                    tf.Variable(part, trainable=False)
-                    for part in round_to_int8(value.numpy(), axis)
-                )
-                stored[f"{value.path}/int8"] = rounded
-                stored[f"{value.path}/scales"] = scales
-                object.__setattr__(layer, name, Int8Matrix(rounded, scales))
-    embeddings: Any = backbone.embeddings
-    if isinstance(words := embeddings.word_embeddings, Int8Matrix):
-        embeddings.look_up = words.rows
-    if isinstance(positions := embeddings.position_embeddings, Int8Matrix):
-        embeddings.first_positions = positions.first_rows
-    return stored
-
-
-def _list_layers(part: Any) -> Iterator[keras.Layer]:
-    """A layer and those in it; a layer that is shared, more than once."""
-    parts: Iterable[Any] = ()
-    if isinstance(part, keras.Layer):
-        yield part
-        parts = vars(part).values()
-    elif isinstance(part, list | tuple):
-        parts = part
-    for inner in parts:
-        yield from _list_layers(inner)
-
-
-def _is_large(variable: keras.Variable) -> bool:
-    shape = variable.shape
-    return len(shape) == 2 and shape[0] * shape[1] >= _LEAST_VALUES
-
-
-def round_to_int8(
-    values: np.ndarray, axis: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Values as int8, and the scales of all values along an axis, float32."""
-    largest = np.maximum(np.abs(values).max(axis, keepdims=True), 1e-30)
-    scales = largest / np.float32(127)
-    return np.round(values / scales).astype(np.int8), scales
-
-
-class Int8Matrix:
-    """A matrix as int8, read as float32.
-
-    Args:
-        rounded, scales: As `round_to_int8` returns them, or variables of them.
-    """
-
-    def __init__(self, rounded: Any, scales: Any) -> None:
-        self.shape = tf.TensorShape(rounded.shape)  # einsum reads it
-        self.rounded, self.scales = rounded, scales
-
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
-        return tf.cast(self.rounded, tf.float32) * self.scales
-
-    def rows(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows of a matrix that has a scale for each."""
-        rows = tf.cast(tf.gather(self.rounded, ids), tf.float32)
-        return rows * tf.gather(self.scales, ids)
-
-    def first_rows(self, length: int | tf.Tensor) -> tf.Tensor:
-        return self.rows(tf.range(length))
+    constant = {id(variable) for variable in backbone.encoder.variables}
+    dtype = tf.float32 if precision == "float32" else tf.bfloat16
+    encoder: Any = ConstantEncoder(backbone.encoder, dtype)
+    variables = {
+        v.path: v.value for v in model.variables if id(v) not in constant
+    }
+    backbone.encoder = encoder
+    return variables
 
 
 class ConstantEncoder:
@@ -170,13 +97,9 @@ class ConstantEncoder:
     def _repeat(
         self, block: _Block, times: int, hidden: tf.Tensor, rows: "_Rows"
     ) -> tf.Tensor:
-        # A constant must be in the loop to be one there. Kernels of int8 are
-        # not constant: they are converted before the loop, once.
-        is_int8 = isinstance(block[1].intermediate.kernel, Int8Matrix)
-        made = self._make(block) if is_int8 else None
-
+        # A constant must be made in the loop to be one there.
         def step(layer: tf.Tensor, hidden: tf.Tensor) -> Any:
-            return layer + 1, (made or self._make(block))(hidden, rows)
+            return layer + 1, self._make(block)(hidden, rows)
 
         _, hidden = tf.while_loop(
             lambda layer, _: layer < times, step, [0, hidden]
@@ -228,14 +151,8 @@ class ConstantEncoder:
 
     def _product(self, *projections: Projection) -> _Function:
         """`x W + b` of projections, side by side: `(tokens, widths)`."""
-        kernels = [p.kernel for p in projections]
-        if isinstance(kernels[0], Int8Matrix):
-            joined = tf.concat([tf.convert_to_tensor(k) for k in kernels], 1)
-            kernel = tf.cast(joined, self._dtype)
-        else:
-            kernel = tf.constant(
-                np.concatenate([_value(k) for k in kernels], 1), self._dtype
-            )
+        kernel = np.concatenate([_value(p.kernel) for p in projections], 1)
+        kernel = tf.constant(kernel, self._dtype)
         bias = np.concatenate([_value(p.bias) for p in projections])
         bias = tf.constant(bias, self._dtype)
         return lambda x: tf.nn.bias_add(tf.matmul(x, kernel), bias)

@@ -80,14 +80,14 @@ def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
     """Exports a run; `export_dir` appears only when it is complete.
 
     Args:
-        texts: Real text to verify a model with `precision` or `weights` on.
+        texts: Real text to verify a model with `precision` on.
 
     Raises:
         UserError: If the run, the checkpoint or its vocabulary does not exist
             or does not fit, if `export_dir` exists, if `top_k` exceeds the
             vocabulary, or if text signatures are requested and the vocabulary
-            or tensorflow-text is missing, or if a model with `precision` or
-            `weights` answers unlike that of float32.
+            or tensorflow-text is missing, or if a model with `precision`
+            answers unlike that of float32.
     """
     export_dir = config.export_dir.rstrip("/")
     with new_directory(export_dir, "export_dir") as partial:
@@ -97,8 +97,7 @@ def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
 
 def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
-    is_constant = bool(config.precision or config.weights)
-    if is_constant:  # compared with float32, on text that is tokenized
+    if config.precision:  # compared with float32, on text that is tokenized
         needed = config.replace(text_signatures=True)
         loaded = load(needed, precision="float32", **depth(config))
     else:
@@ -124,7 +123,7 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
     module.model_variables = model_variables(model)
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
-    if not is_constant:
+    if not config.precision:
         tf.saved_model.save(module, directory, signatures=make())
     else:
         assert tokenizer is not None
@@ -134,8 +133,7 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
         signature = "fill_mask" if is_masked else "serving_default"
         plain = make()[signature]
         expected = run_all(lambda **ids: plain(*ids.values()), samples)
-        precision = config.precision or "float32"
-        module.model_variables = make_constant(model, precision, config.weights)
+        module.model_variables = make_constant(model, config.precision)
         tf.saved_model.save(module, directory, signatures=make())
         served = tf.saved_model.load(directory).signatures[signature]
         found = run_all(
@@ -143,18 +141,16 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
             samples,
         )
         compared = compare(
-            f"a model with {precision} products and {config.weights or 'their'}"
-            " weights",
+            f"a model with {config.precision} products",
             samples,
             expected,
             found,
-            is_exact=precision == "float32" and not config.weights,
-            remedy="Export without these settings, or with weights that are "
-            "finite and trained.",
+            is_exact=config.precision == "float32",
+            remedy="Export without precision, or with weights that are finite "
+            "and trained.",
         )
         loaded.serving.update(
-            precision=precision,
-            weights=config.weights,
+            precision=config.precision,
             verified={"batches": len(samples), **compared._asdict()},
         )
     write_assets(loaded, posixpath.join(directory, predict.ASSETS_DIR))

@@ -24,7 +24,6 @@ from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertForTask
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.serving import predict
-from albert_tf.serving.constant_weights import Int8Matrix, round_to_int8
 from albert_tf.serving.export import (
     LoadedRun,
     answer_numbers,
@@ -185,9 +184,9 @@ def _convertible(model: Any, is_int8: bool) -> Iterator[None]:
         layer = backbone.embeddings
         tables = layer.word_embeddings, layer.position_embeddings
         originals = [(table, table.numpy()) for table in tables]
-        rounded = [Int8Matrix(*round_to_int8(v, 1)) for _, v in originals]
-        for table, matrix in zip(tables, rounded, strict=True):
-            table.assign(matrix.rounded * matrix.scales)
+        rounded = [_Int8Table(values) for _, values in originals]
+        for table, values in zip(tables, rounded, strict=True):
+            table.assign(values.rounded * values.scales)
         words, positions = rounded
         replaced.append((layer, "look_up", words.rows))
         replaced.append((layer, "first_positions", positions.first_rows))
@@ -200,6 +199,22 @@ def _convertible(model: Any, is_int8: bool) -> Iterator[None]:
             delattr(layer, name)
         for table, values in originals:
             table.assign(values)
+
+
+class _Int8Table:
+    """A table of embeddings as int8, with a scale for each row."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        largest = np.maximum(np.abs(values).max(1, keepdims=True), 1e-30)
+        self.scales = largest / np.float32(127)
+        self.rounded = np.round(values / self.scales).astype(np.int8)
+
+    def rows(self, ids: tf.Tensor) -> tf.Tensor:
+        rows = tf.cast(tf.gather(self.rounded, ids), tf.float32)
+        return rows * tf.gather(self.scales, ids)
+
+    def first_rows(self, length: int | tf.Tensor) -> tf.Tensor:
+        return self.rows(tf.range(length))
 
 
 def _not_folded(norm: Any) -> Program:
