@@ -1,10 +1,6 @@
-"""Reads a model in one format and writes it in another.
-
-A Hugging Face folder gets a model card, with facts from the run directory.
-"""
+"""Reads a model in one format and writes it in another."""
 
 import posixpath
-from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -15,7 +11,6 @@ from albert_tf.config import (
     FinetuningConfig,
     PretrainingConfig,
     TrainingConfig,
-    flatten,
     task,
 )
 from albert_tf.errors import UserError
@@ -23,7 +18,6 @@ from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.formats import HUGGING_FACE, RUN
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import (
-    load_json_if_any,
     new_directory,
     write_bytes,
     write_json,
@@ -32,11 +26,8 @@ from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.checkpoints import CHECKPOINTS_DIR, write_checkpoint
 from albert_tf.runs.directory import (
     NULL_THRESHOLD_FILE,
-    RECORDS_METADATA_FILE,
-    load_config,
     write_config,
 )
-from albert_tf.runs.log import DURATIONS, read_metrics
 
 
 def convert(config: ConvertConfig) -> None:
@@ -133,82 +124,24 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
 
 # --- The model card -----------------------------------------------------------
 
-_SENTENCE_CLASSES = {
-    "sop": " The classes of `sop_logits` are segments in order (0) and swapped "
-    "(1).",
-    "nsp": " The classes of `sop_logits` are the next sentence (0) and a "
-    "random one (1).",
-    "none": " It has no sentence head.",
-}
-# Of a run that has trained.
-_SETTINGS = (
-    "data.global_batch_size",
-    "optimizer.optimizer",
-    "optimizer.learning_rate",
-    "optimizer.num_warmup_steps",
-    "training.num_train_steps",
-    "training.seed",
-)
-
 
 def make_model_card(weights: ModelWeights, licence: str = "") -> str:
-    """The Hub's metadata, then Markdown: the model, its records, its run."""
-    head, step, run_dir = weights.head, weights.step, weights.run_dir
-    name = hugging_face.class_name(weights).removeprefix("Albert")
-    model = f"AutoModel{name.removeprefix('Model')}"
-    example = f"""    from transformers import AutoTokenizer, {model}
-
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    model = {model}.from_pretrained(FOLDER)"""
+    """The Hub's metadata, and a sentence about the model."""
+    head, pipeline = weights.head, "fill-mask"
+    objective = weights.sentence_objective
+    what = f"pretrained with the sentence objective {objective}"
     if head:
         what = f"fine-tuned for {head.kind.replace('_', ' ')}"
-        key = hugging_face.KEY
-        note = f" `{key}` in `config.json` describes how it reads text."
-    else:
-        what, note = "pretrained", _SENTENCE_CLASSES[weights.sentence_objective]
-    facts = _describe_run(run_dir, step) if run_dir else {}
-    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+        pipeline = hugging_face.TASKS[head.kind].pipeline
     return f"""---
 license: {licence or "unknown"}
 library_name: transformers
-pipeline_tag: {hugging_face.TASKS[head.kind].pipeline if head else "fill-mask"}
-tags:
-- albert
-- albert_tf
+pipeline_tag: {pipeline}
+tags: [albert, albert_tf]
 ---
 
 # ALBERT
 
 An [ALBERT](https://arxiv.org/abs/1909.11942) with {weights.num_parameters:,}
-parameters, heads included, {what} with albert_tf for
-{f"{step:,}" if step else "an unknown number of"} steps.{note}
-
-{example}
-
-The records, the settings, and the metrics of the held-out set, in nats:
-
-| | |
-|---|---|
-{rows or "| unknown | |"}
+parameters, heads included, {what} by albert_tf.
 """
-
-
-def _describe_run(run_dir: str, step: int) -> dict[str, Any]:
-    """Facts of the records, and of a log up to the step, as they are known."""
-    metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    records = load_json_if_any(metadata) or {}
-    facts = {n: v for n, v in records.items() if not isinstance(v, list | dict)}
-    lines = read_metrics(run_dir)
-    if lines:  # the settings of a converted run are defaults
-        config = load_config(run_dir)
-        settings = flatten(config.to_dict())
-        facts |= {name.partition(".")[2]: settings[name] for name in _SETTINGS}
-    evaluations = [
-        line
-        for line in lines
-        if line["split"] == "eval" and line["step"] <= step
-    ]
-    for name, value in evaluations[-1].items() if evaluations else ():
-        if name not in (*DURATIONS, "split"):
-            facts[name] = f"{value:.4f}" if isinstance(value, float) else value
-    return facts

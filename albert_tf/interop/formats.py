@@ -164,7 +164,6 @@ def _read_run(path: str) -> ModelWeights:
         head=head,
         settings=settings,
         do_lower_case=records.get("do_lower_case"),
-        run_dir=run_dir,
     )
 
 

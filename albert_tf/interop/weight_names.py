@@ -239,7 +239,6 @@ class ModelWeights:
             `hugging_face.TASKS`; empty if unknown.
         do_lower_case: Whether it was trained on lower-cased text; None if
             unknown.
-        run_dir: The run that trained the model; "" if unknown.
     """
 
     config: ModelConfig
@@ -252,7 +251,6 @@ class ModelWeights:
     head: TaskHeadConfig | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     do_lower_case: bool | None = None
-    run_dir: str = ""
 
     def __post_init__(self) -> None:
         shapes = {weight.path: weight.shape for weight in self.list_weights()}

@@ -16,7 +16,7 @@ from albert_tf.interop.convert import (
     make_model_card,
     write_run,
 )
-from albert_tf.runs.directory import load_config, null_threshold, write_config
+from albert_tf.runs.directory import load_config, null_threshold
 from albert_tf.training import evaluate, train
 from tests.helpers import google_albert_graph, tiny_run
 from tests.helpers.conversion import (
@@ -25,7 +25,6 @@ from tests.helpers.conversion import (
     converted,
 )
 from tests.helpers.google_albert_graph import CONFIG
-from tests.helpers.logged_run import write_lines
 from tests.helpers.small_builds import read_files
 from tests.helpers.tiny_albert import HEADS, TINY, random_weights
 
@@ -230,43 +229,12 @@ def test_a_fine_tuned_run_becomes_a_folder_and_back(kind, settings, tmp_path):
 # --- the model card -----------------------------------------------------------
 
 
-def test_the_card_lists_records_settings_and_metrics(tmp_path, tiny_records):
-    """The metrics are of the last evaluation at or before the step."""
-    config = tiny_run.make_config(tiny_records, tmp_path / "run")
-    run_dir = config.training.output_dir
-    write_config(run_dir, config)
-    metadata = (tiny_records / "train" / "metadata.json").read_text()
-    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
-    weights = random_weights(config.model, "none", step=8, run_dir=run_dir)
-    assert "learning_rate" not in make_model_card(weights)  # not trained
-    lines = [
-        {"split": "eval", "step": 8, "loss": 5.51234, "evaluation_seconds": 7},
-        {"split": "train", "step": 8, "loss": 7.7777},
-        {"split": "eval", "step": 12, "loss": 4.4},
-    ]
-    write_lines(tmp_path / "run" / "metrics.jsonl", lines)
-
-    card = make_model_card(weights, "cc-by-sa-4.0")
-
-    fields, text = card.removeprefix("---\n").split("---\n", 1)
-    assert "license: cc-by-sa-4.0\n" in fields
-    metadata = json.loads(metadata)
-    for passage in (
-        "8 steps. It has no sentence head.",
-        f"| num_documents | {metadata['num_documents']} |",
-        f"| vocabulary_sha256 | {metadata['vocabulary_sha256']} |",
-        "| learning_rate | 0.02 |",
-        "| loss | 5.5123 |",
-        "| step | 8 |",
-    ):
-        assert passage in text
-    for absent in ("4.4", "7.7777", "evaluation_seconds"):
-        assert absent not in text
-
-
 def test_the_card_of_a_fine_tuned_model_names_its_task():
     weights = random_weights(TINY, "none", head=HEADS["classification"])
-    card = make_model_card(weights)
-    assert card.startswith("---\nlicense: unknown\n")
+    card = make_model_card(weights, "cc-by-sa-4.0")
+    assert card.startswith("---\nlicense: cc-by-sa-4.0\n")
     assert "pipeline_tag: text-classification" in card
     assert "fine-tuned for classification" in card
+    card = make_model_card(random_weights(TINY, "sop"))
+    assert card.startswith("---\nlicense: unknown\n")
+    assert "the sentence objective sop" in card
