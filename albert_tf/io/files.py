@@ -12,6 +12,7 @@ import glob
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import threading
@@ -256,9 +257,11 @@ def remove_directory(path: str) -> None:
 def new_directory(target: str, setting: str) -> Iterator[str]:
     """Yields a temporary directory, which becomes `target` without an error.
 
+    Each writer has its own; of several, the first to finish is kept.
+
     Raises:
         UserError: If `target`, the value of `setting`, exists and is not an
-            empty directory: nothing is replaced.
+            empty directory, now or at the end: nothing is replaced.
     """
     import tensorflow as tf  # for directories of gs://, and its error types
 
@@ -274,13 +277,15 @@ def new_directory(target: str, setting: str) -> Iterator[str]:
     check()
     # The rename must not replace a link.
     final = os.path.realpath(target) if os.path.islink(target) else target
-    partial = final + PARTIAL_SUFFIX
-    remove_directory(partial)
+    partial = f"{final}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
     try:
         yield partial
         check()  # another process may have written to the target since
-        remove_directory(final)
-        tf.io.gfile.rename(partial, final)
+        if is_remote(final):
+            remove_directory(final)
+            tf.io.gfile.rename(partial, final)
+        else:
+            os.rename(partial, final)  # replaces an empty directory only
     except BaseException:
         remove_directory(partial)
         raise

@@ -135,3 +135,27 @@ def test_missing_or_incomplete_json_is_named(tmp_path):
 
 def test_a_name_that_no_file_can_have_does_not_exist():
     assert not files.exists("a\0b")
+
+
+@pytest.mark.parametrize("is_empty_directory", [False, True])
+def test_of_two_writers_of_a_directory_the_first_to_end_is_kept(
+    tmp_path, is_empty_directory
+):
+    """With its own files; the other one is refused."""
+    target = tmp_path / "export"
+    if is_empty_directory:
+        target.mkdir()
+    first = files.new_directory(str(target), "export_dir")
+    place = first.__enter__()
+    files.write_text(f"{place}/weights", "first")
+    second = files.new_directory(str(target), "export_dir")
+    files.write_text(f"{second.__enter__()}/weights", "second")
+    files.write_text(f"{place}/labels", "first")
+    first.__exit__(None, None, None)
+    with pytest.raises(UserError, match=r"export_dir must be new.*exists"):
+        second.__exit__(None, None, None)
+    assert {p.name: p.read_text() for p in target.iterdir()} == {
+        "weights": "first",
+        "labels": "first",
+    }
+    assert [*tmp_path.iterdir()] == [target]

@@ -238,7 +238,6 @@ def test_the_file_holds_the_graph_of_the_model_once(export_dir):
 def test_the_step_can_be_chosen_and_no_export_is_replaced(run_dir, tmp_path):
     export_dir = tmp_path / "saved_model"
     export_dir.mkdir()
-    (tmp_path / "saved_model.partial").mkdir()  # of an interrupted export
     config = ExportConfig(
         run_dir=str(run_dir),
         export_dir=f"{export_dir}/",
