@@ -14,7 +14,7 @@ import html
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from albert_tf.config import FinetuningConfig, PretrainingConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io import shipped
 from albert_tf.records.features import MASK_ID
-from albert_tf.records.tokenization import Tokenizer, encode
+from albert_tf.records.tokenization import MASK_PIECE, Tokenizer, encode
 from albert_tf.runs.log import read_metrics
 
 if TYPE_CHECKING:
@@ -175,6 +175,17 @@ def _progress_bar(num_steps: int) -> Iterator[None]:
             absl_logging.set_verbosity(verbosity)
 
 
+def _check_texts(texts: Any) -> list[str]:
+    """Refuses what is no string, such as an empty cell of a data frame."""
+    if not isinstance(texts, Iterable):
+        raise UserError("texts must be strings", received=repr(texts))
+    found = list(texts)
+    for text in found:
+        if not isinstance(text, str):
+            raise UserError("each text must be a string", received=repr(text))
+    return found
+
+
 def fill_mask(
     model: "AlbertPretrainer", tokenizer: Tokenizer, text: str, top_k: int = 5
 ) -> list[dict[str, float]]:
@@ -187,12 +198,25 @@ def fill_mask(
 
     Returns:
         For each mask, the probabilities of the most probable pieces, in order.
+
+    Raises:
+        UserError: If the model is fine-tuned, or if the text has no [MASK] or
+            one beyond the longest sequence of the model.
     """
+    if not hasattr(model, "masked_lm"):
+        raise UserError("the model must fill masks", "a fine-tuned model")
+    _check_texts([text])
     length = model.config.max_position_embeddings
     inputs = encode(tokenizer, text, max_seq_length=length)
     positions = np.flatnonzero(inputs.input_ids[0] == MASK_ID)
     if not len(positions):
         raise UserError("the text must contain [MASK]", received=text)
+    if len(positions) < text.count(MASK_PIECE):
+        raise UserError(
+            f"each [MASK] must be within {length} tokens",
+            received=f"{text.count(MASK_PIECE) - len(positions)} beyond them",
+            remedy="Shorten the text.",
+        )
     batch = {**inputs._asdict(), "masked_lm_positions": positions[np.newaxis]}
     logits = np.asarray(model(batch)["mlm_logits"])[0]
     shares = np.exp(logits - logits.max(-1, keepdims=True))
@@ -223,9 +247,13 @@ def embed(
 
     Returns:
         float32, `(texts, H)`.
+
+    Raises:
+        UserError: If a text is no string.
     """
-    texts = [texts] if isinstance(texts, str) else list(texts)
-    length, found = model.config.max_position_embeddings, []
+    texts = [texts] if isinstance(texts, str) else _check_texts(texts)
+    length = model.config.max_position_embeddings
+    found = [np.zeros([0, model.config.hidden_size], np.float32)]
     for first in range(0, len(texts), _BATCH_SIZE):
         part = texts[first : first + _BATCH_SIZE]
         inputs = encode(tokenizer, part, max_seq_length=length)

@@ -7,6 +7,7 @@
 Pickled files are refused, since they can run code when they are read.
 """
 
+import os
 import posixpath
 from typing import NamedTuple
 
@@ -174,7 +175,7 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(path: str, dtype: str = "float32") -> LoadedModel:
+def load(path: str | os.PathLike[str], dtype: str = "float32") -> LoadedModel:
     """Loads a pretrained or fine-tuned model.
 
     Args:
@@ -188,7 +189,9 @@ def load(path: str, dtype: str = "float32") -> LoadedModel:
         UserError: If there is no model, if it is damaged, or if it has no
             vocabulary.
     """
-    weights = read_weights(path)
+    if not isinstance(path, str | os.PathLike):
+        raise UserError("path must name a model", received=repr(path))
+    weights = read_weights(os.fspath(path))
     if not weights.vocabulary:
         raise UserError(
             f"{path} must hold a vocabulary, spiece.model",

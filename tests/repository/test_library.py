@@ -131,3 +131,33 @@ def test_the_released_model_fills_a_mask():
     ]
     with pytest.raises(albert_tf.UserError, match=r"must contain \[MASK\]"):
         albert_tf.fill_mask(model, tokenizer, "He was.")
+
+
+# By name: the call with a model and its vocabulary, and the error.
+VALUES_REFUSED = {
+    "no model": (lambda *_: albert_tf.load(None), "must name a model"),
+    "no texts": (lambda *of: albert_tf.embed(*of, None), "must be strings"),
+    "an empty cell": (
+        lambda *of: albert_tf.embed(*of, ["a", float("nan")]),
+        "must be a string. Received: nan",
+    ),
+    "bytes": (lambda *of: albert_tf.embed(*of, [b"a"]), "must be a string"),
+    "a mask that does not fit": (
+        lambda *of: albert_tf.fill_mask(*of, "[MASK] " + "a " * 600 + "[MASK]"),
+        "within 512 tokens. Received: 1 beyond",
+    ),
+    "a fine-tuned model": (
+        lambda model, tokenizer: albert_tf.fill_mask(
+            model.backbone, tokenizer, "[MASK]"
+        ),
+        "must fill masks",
+    ),
+}
+
+
+def test_values_of_a_notebook_work_or_are_refused():
+    model, tokenizer = albert_tf.load(ROOT / "models" / "albert_mini_en")
+    assert albert_tf.embed(model, tokenizer, ()).shape == (0, 256)
+    for call, message in VALUES_REFUSED.values():
+        with pytest.raises(albert_tf.UserError, match=message):
+            call(model, tokenizer)
