@@ -21,33 +21,6 @@ from albert_tf.modeling.layers import AddAndNorm, Projection, initializer
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
-class HeadsProjection(Projection):
-    """A projection to or from all heads.
-
-    On a TPU, the heads have the layout `(batch, heads, size, length)`:
-    positions fill the 128 lanes of a register, the size of a head does not.
-    The product then needs no copy between it and attention.
-    """
-
-    def __init__(
-        self, config: ModelConfig, name: str, dtype: str, to_heads: bool = True
-    ) -> None:
-        size, heads = config.hidden_size, config.num_attention_heads
-        super().__init__(size, size, initializer(config), dtype, name)
-        self.kernel_shape = (size, heads, -1) if to_heads else (heads, -1, size)
-        self.product = "blw,whs->bhsl" if to_heads else "bhsl,hsw->blw"
-
-    def call(
-        self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Likewise, but on a TPU, `x` or the product is in that layout."""
-        if not target.is_tpu:
-            return super().call(x, target=target)
-        kernel = target.read(self.kernel, self.compute_dtype, self.kernel_shape)
-        product = tf.einsum(self.product, x, kernel)
-        return product, tf.convert_to_tensor(self.bias)
-
-
 class SelfAttention(keras.layers.Layer):
     """The self-attention sublayer, with residual and LayerNorm.
 
@@ -59,12 +32,15 @@ class SelfAttention(keras.layers.Layer):
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        self.query = HeadsProjection(config, "query", dtype)
-        self.key = HeadsProjection(config, "key", dtype)
-        self.value = HeadsProjection(config, "value", dtype)
-        self.output_projection = HeadsProjection(
-            config, "output", dtype, to_heads=False
-        )
+
+        def projection(name: str) -> Projection:
+            width = config.hidden_size
+            return Projection(width, width, initializer(config), dtype, name)
+
+        self.query = projection("query")
+        self.key = projection("key")
+        self.value = projection("value")
+        self.output_projection = projection("output")
         self.layer_norm = AddAndNorm(config.hidden_size)
 
     def build(self) -> None:
@@ -101,9 +77,9 @@ class SelfAttention(keras.layers.Layer):
             queried = tf.gather(hidden, output_positions, batch_dims=1)
             attention_bias = at_queries(attention_bias, output_positions)
         context = kernels.attention(
-            self.query(queried, target=target),
-            self.key(hidden, target=target),
-            self.value(hidden, target=target),
+            self.query(queried),
+            self.key(hidden),
+            self.value(hidden),
             attention_bias,
             dropout.attention_masks(site, target),
             self.config.num_attention_heads,
@@ -111,7 +87,7 @@ class SelfAttention(keras.layers.Layer):
         )
         return self.layer_norm(
             queried,
-            *self.output_projection(context, target=target),
+            *self.output_projection(context),
             dropout=dropout,
             site=site + 1,
             target=target,

@@ -14,9 +14,8 @@ class ExampleNumbers(NamedTuple):
 
     Each position attends to the positions of its own example only. This bias
     has an entry for each pair of positions. It is computed where it is added to
-    the scores, so that programs for TPUs, and programs that XLA fuses on CPUs,
-    do not store it. Padding has the number 0 and attends to padding, so that
-    its softmax is defined.
+    the scores, so that programs that XLA fuses do not store it. Padding has the
+    number 0 and attends to padding, so that its softmax is defined.
 
     Attributes:
         queries: int32, `(batch, queries)`: the number of each position's
@@ -33,22 +32,13 @@ class ExampleNumbers(NamedTuple):
     queries: tf.Tensor
     keys: tf.Tensor
 
-    def bias(self, num_heads: int = 1) -> tf.Tensor:
-        """float32, `(batch, num_heads, queries, keys)`, equal for all heads.
-
-        Each of several heads adds its own constant to all numbers. This does
-        not change the bias, but XLA then computes it with the scores of the
-        head, and does not store one bias for all heads and layers.
-        """
+    def bias(self) -> tf.Tensor:
+        """float32, `(batch, 1, queries, keys)`."""
         # Cast, since TensorFlow compares int32 tensors of a GPU on the host.
         queries = tf.cast(self.queries, tf.float32)[
             :, tf.newaxis, :, tf.newaxis
         ]
         keys = tf.cast(self.keys, tf.float32)[:, tf.newaxis, tf.newaxis, :]
-        if num_heads > 1:
-            heads = tf.range(num_heads, dtype=tf.float32)
-            heads = heads[:, tf.newaxis, tf.newaxis]
-            queries, keys = queries + heads, keys + heads
         return tf.where(tf.equal(queries, keys), 0.0, MASKED_KEY_BIAS)
 
 

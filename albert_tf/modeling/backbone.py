@@ -21,9 +21,6 @@ from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.heads import Pooler
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
-# The registers of a TPU.
-_LANES, _SUBLANES = 128, 8
-
 # Attention probabilities, attention output, feed-forward output.
 SITES_PER_BLOCK = 3
 
@@ -145,7 +142,7 @@ class Encoder(keras.layers.Layer):
         """The input of the first block: compute dtype, `(batch, length, H)`."""
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            product, bias = self.projection(hidden, target=target)
+            product, bias = self.projection(hidden)
             hidden = kernels.add_bias(product, bias, target)
         return hidden
 
@@ -298,7 +295,7 @@ class AlbertBackbone(keras.layers.Layer):
             first_site=1,
             target=target,
             output_positions=self._encoded_positions(
-                output_positions, cls_positions, input_ids, target
+                output_positions, cls_positions
             ),
         )
         sequence_output = hidden
@@ -343,21 +340,14 @@ class AlbertBackbone(keras.layers.Layer):
         self,
         output_positions: tf.Tensor | None,
         cls_positions: tf.Tensor | None,
-        input_ids: tf.Tensor,
-        target: ProgramTarget,
     ) -> tf.Tensor | None:
-        """The pooler's positions, the requested ones, then unused positions."""
+        """The pooler's positions, then the requested ones."""
         if output_positions is None:
             return None
-        before, after = self._num_pooled(cls_positions), 0
-        if target.is_tpu:
-            after = _num_unused_positions(
-                before + output_positions.shape[1], input_ids.shape[1]
-            )
+        before = self._num_pooled(cls_positions)
         if before and cls_positions is not None:
-            output_positions = tf.concat([cls_positions, output_positions], 1)
-            before = 0
-        return tf.pad(output_positions, [[0, 0], [before, after]])
+            return tf.concat([cls_positions, output_positions], 1)
+        return tf.pad(output_positions, [[0, 0], [before, 0]])
 
     def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as JSON values."""
@@ -392,15 +382,3 @@ def restarted_positions(
     example = tf.maximum(input_mask - 1, 0)
     first = tf.gather(cls_positions, example, batch_dims=1)
     return tf.range(tf.shape(input_mask)[1]) - first
-
-
-def _num_unused_positions(num_positions: int, length: int) -> int:
-    """Number of positions to add to those that the heads read, on a TPU.
-
-    The registers of a TPU hold these positions as padding in any case. If they
-    are part of the program, the compiler finds a better schedule.
-    """
-    unused = -num_positions % _LANES
-    if num_positions + unused >= length:
-        unused = -num_positions % _SUBLANES
-    return unused

@@ -94,7 +94,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         transformed = activate(
             self.config.hidden_act,
             target,
-            *self.transform(masked, target=target),
+            *self.transform(masked),
         )
         embedded = self.layer_norm(transformed)
         product = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)

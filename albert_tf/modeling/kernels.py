@@ -10,7 +10,6 @@ For TPUs and GPUs, XLA compiles the complete program, where marking a function
 has no effect.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -18,13 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.modeling.attention_bias import (
-    AttentionBias,
-    ExampleNumbers,
-    add_to_scores,
-)
+from albert_tf.modeling.attention_bias import AttentionBias, add_to_scores
 from albert_tf.modeling.dropout import Masks, keep_prob
-from albert_tf.modeling.gradient_sums import optimization_barrier
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
@@ -185,10 +179,7 @@ def bias_dropout_add_norm(
     """The end of a sublayer: `LayerNorm(residual + dropout(x W + b))`.
 
     All of it is float32. The backward pass draws the dropout mask a second
-    time, and reads the normalised rows. On a TPU, it reads the sum of residual
-    and output, rounded to the compute dtype, and the moments of its rows, which
-    are computed with the product. Each operation that reads the result
-    normalises the sum again, so the result is never stored.
+    time, and reads the normalised rows.
 
     Args:
         residual: Compute dtype, `(batch, length, width)`.
@@ -217,7 +208,6 @@ def bias_dropout_add_norm(
             beta,
             epsilon,
             masks,
-            target.is_tpu,
             fuse=target.fuse,
         )
 
@@ -247,20 +237,11 @@ def _add_and_norm(
     beta: tf.Tensor,
     epsilon: float,
     masks: Masks,
-    keeps_sum: bool,
 ) -> tuple[tf.Tensor, ...]:
     """Returns the result, the normalised rows, and the scale of each row."""
     output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
     total = tf.cast(residual, tf.float32) + masks.apply(output)
-    mean, square = _moments(total)
-    if keeps_sum:
-        # Without the barrier, the compiler stores the result, and keeps product
-        # and residual in place of their sum.
-        total, mean, square = optimization_barrier(
-            [tf.cast(total, residual.dtype), mean, square]
-        )
-        total = tf.cast(total, tf.float32)
-    normal, scale = _standardize(total, mean, square, epsilon)
+    normal, scale = _standardize(total, *_moments(total), epsilon)
     return tf.cast(normal * gamma + beta, residual.dtype), normal, scale
 
 
@@ -329,9 +310,6 @@ def attention(
 ) -> tf.Tensor:
     """`softmax(Q K^T / sqrt(size) + bias) V` of each head, joined.
 
-    On a TPU, products and context are in the layout of
-    `attention.HeadsProjection`.
-
     Args:
         query: Product and bias of a `Projection`: compute dtype, `(batch,
             queries, H)` and `(H,)`.
@@ -349,8 +327,6 @@ def attention(
     size = query[1].shape[0] // num_heads
 
     def heads(projected: Projected, scale: float = 1.0) -> tf.Tensor:
-        if target.is_tpu:
-            return _add_bias(*projected, num_heads, scale)
         return _add_bias_and_split(*projected, num_heads, scale, target)
 
     # Scales the queries rather than the scores, which have more entries.
@@ -362,46 +338,7 @@ def attention(
         masks,
         target,
     )
-    return context if target.is_tpu else join_heads(context)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """The memory layout of heads, and the three products in that layout.
-
-    With `positions_last`, for TPUs, it is `(batch, heads, size, length)`, and
-    otherwise `(batch, heads, length, size)`. Scores are `(batch, heads,
-    queries, keys)` in either layout.
-    """
-
-    positions_last: bool
-
-    @property
-    def size_axis(self) -> int:
-        return 2 if self.positions_last else 3
-
-    def scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        last = self.positions_last
-        return tf.matmul(query, key, transpose_a=last, transpose_b=not last)
-
-    def sum_over_keys(self, scores: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        if self.positions_last:
-            return tf.matmul(key, scores, transpose_b=True)
-        return tf.matmul(scores, key)
-
-    def sum_over_queries(
-        self, scores: tf.Tensor, query: tf.Tensor
-    ) -> tf.Tensor:
-        if self.positions_last:
-            return tf.matmul(query, scores)
-        return tf.matmul(scores, query, transpose_a=True)
-
-    def by_query(self, numbers: tf.Tensor) -> tf.Tensor:
-        """`(batch, heads, queries)`, to be multiplied with the context."""
-        if self.positions_last:
-            return numbers[:, :, tf.newaxis]
-        # Not numbers[..., tf.newaxis], which LiteRT lacks for dynamic shapes.
-        return tf.expand_dims(numbers, -1)
+    return join_heads(context)
 
 
 def _add_bias_and_split(
@@ -453,30 +390,6 @@ def join_heads(by_heads: tf.Tensor) -> tf.Tensor:
     return tf.reshape(by_length, [batch, length, heads * size])
 
 
-def _add_bias(
-    product: tf.Tensor, bias: tf.Tensor, num_heads: int, scale: float
-) -> tf.Tensor:
-    """For a TPU: `(x W + b) * scale`, `(batch, heads, size, length)`."""
-
-    @tf.custom_gradient
-    def add(product: tf.Tensor, bias: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            d_total = tf.cast(upstream, tf.float32) * scale
-            d_product = tf.cast(d_total, product.dtype)
-            d_bias = tf.reduce_sum(tf.cast(d_product, tf.float32), axis=[0, 3])
-            return d_product, tf.cast(tf.reshape(d_bias, [-1]), bias.dtype)
-
-        by_heads = tf.reshape(tf.cast(bias, tf.float32), [num_heads, -1, 1])
-        total = tf.cast(product, tf.float32) + by_heads
-        result = tf.cast(total * scale, product.dtype)
-        # Without the barrier, the compiler for v6e adds the bias wherever the
-        # result is read, and computes the product of the scores twice.
-        (result,) = optimization_barrier([result])
-        return result, gradient
-
-    return add(product, bias)
-
-
 def attend(
     query: tf.Tensor,
     key: tf.Tensor,
@@ -494,34 +407,24 @@ def attend(
     probabilities times their gradients from the context and its gradient. So
     it computes the gradients of the scores in one pass.
 
-    Queries, which are scaled, keys, values and the context are in the
-    `_Layout` of the target. `attention_bias` and `masks`: see `attention`.
+    Queries, which are scaled, keys, values and the context are `(batch, heads,
+    length, size)`. `attention_bias` and `masks`: see `attention`.
 
     Reference:
         [Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682), for
         dividing last; [Dao et al., 2022](https://arxiv.org/abs/2205.14135),
         appendix B.2, for the sum.
     """
-    layout = _Layout(positions_last=target.is_tpu)
 
     @tf.custom_gradient
     def attended(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
-        bias = attention_bias
-        if target.is_tpu and isinstance(bias, ExampleNumbers):
-            # The compiler would store a bias that all heads share.
-            bias = bias.bias(num_heads=query.shape[1])
+        scores = tf.matmul(query, key, transpose_b=True)
         weights, kept, factor = _exponentials(
-            layout.scores(query, key), bias, masks, fuse=target.fuse
+            scores, attention_bias, masks, fuse=target.fuse
         )
-        factor = layout.by_query(factor)
-        if target.is_tpu:
-            # Without the barrier, the compiler computes both values once for
-            # each operation that reads them.
-            weights, factor = optimization_barrier([weights, factor])
-            kept = _kept(weights, masks.rate)
-        context = _multiply(
-            layout.sum_over_keys(kept, value), factor, fuse=target.fuse
-        )
+        # Not factor[..., tf.newaxis], which LiteRT lacks for dynamic shapes.
+        factor = tf.expand_dims(factor, -1)
+        context = _multiply(tf.matmul(kept, value), factor, fuse=target.fuse)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             d_sum, mean = _context_gradient(
@@ -529,21 +432,19 @@ def attend(
                 factor,
                 context,
                 masks.rate,
-                layout.size_axis,
-                target.is_tpu,
                 fuse=target.fuse,
             )
             d_scores, kept = _scores_gradient(
-                layout.scores(d_sum, value),
+                tf.matmul(d_sum, value, transpose_b=True),
                 weights,
                 mean,
                 masks.rate,
                 fuse=target.fuse,
             )
             return (
-                layout.sum_over_keys(d_scores, key),
-                layout.sum_over_queries(d_scores, query),
-                layout.sum_over_queries(kept, d_sum),
+                tf.matmul(d_scores, key),
+                tf.matmul(d_scores, query, transpose_a=True),
+                tf.matmul(kept, d_sum, transpose_a=True),
             )
 
         return context, gradient
@@ -586,8 +487,6 @@ def _context_gradient(
     factor: tf.Tensor,
     context: tf.Tensor,
     rate: float,
-    size_axis: int,
-    has_barrier: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The gradient of the context before `_multiply`, and `mean`.
 
@@ -595,13 +494,8 @@ def _context_gradient(
     softmax denominator.
     """
     products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
-    mean = tf.reduce_sum(products, axis=size_axis, keepdims=True)
-    if has_barrier:
-        # Without the barrier, the compiler keeps and copies the gradient in
-        # float32, and computes the sum in a separate pass.
-        upstream, mean = optimization_barrier([upstream, mean])
+    mean = tf.reduce_sum(products, axis=-1, keepdims=True) * factor
     d_sum = tf.cast(upstream, tf.float32) * factor
-    mean = tf.squeeze(mean * factor, size_axis)[..., tf.newaxis]
     return tf.cast(d_sum, upstream.dtype), mean * keep_prob(rate)
 
 
@@ -648,7 +542,7 @@ def remat(
             upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()
         ) -> tuple[tf.Tensor, list[tf.Tensor]]:
             # Waits for the gradient, so that nothing is computed early.
-            again, upstream = optimization_barrier([x, upstream])
+            again, upstream = _optimization_barrier([x, upstream])
             with tf.GradientTape() as tape:
                 tape.watch(again)
                 result = function(again)
@@ -660,3 +554,15 @@ def remat(
         return result, gradient
 
     return computed
+
+
+def _optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors behind a barrier, which works only where XLA compiles.
+
+    XLA neither moves nor merges operations across the barrier, and computes
+    all of the tensors before any result is read.
+    """
+    # A private module, which programs for other devices do not need.
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+    return gen_xla_ops.xla_optimization_barrier(list(tensors))

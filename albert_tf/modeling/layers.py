@@ -77,11 +77,9 @@ class Projection(keras.layers.Layer):
         )
         self.bias = self.add_weight((self.width,), "zeros", name="bias")
 
-    def call(
-        self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def call(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute dtype: the product, `(..., width)`; the bias, `(width,)`."""
-        kernel = target.read(self.kernel, self.compute_dtype)
+        kernel = tf.cast(self.kernel, self.compute_dtype)
         product = tf.tensordot(x, kernel, axes=1)
         return product, tf.convert_to_tensor(self.bias)
 
@@ -233,11 +231,11 @@ class FeedForward(keras.layers.Layer):
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
         """Compute dtype, `(batch, length, H)`, to the same."""
-        product, bias = self.intermediate(hidden, target=target)
+        product, bias = self.intermediate(hidden)
         intermediate = activate(self.config.hidden_act, target, product, bias)
         return self.layer_norm(
             hidden,
-            *self.output_projection(intermediate, target=target),
+            *self.output_projection(intermediate),
             dropout=dropout,
             site=site,
             target=target,

@@ -2,16 +2,8 @@
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import keras
-import tensorflow as tf
 
 from albert_tf.config import DistributionConfig
-
-if TYPE_CHECKING:
-    from albert_tf.modeling.gradient_sums import GradientSums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +15,11 @@ class ProgramTarget:
         fuse: Whether XLA compiles the functions marked with `kernels.fused`.
         jit_compile: Whether the program asks XLA to compile the forward and
             the backward pass. TPUs compile them without a request.
-        gradient_sums: Joins the reads of shared kernels; see `GradientSums`.
-            None reads each kernel separately.
     """
 
     device_type: str = "CPU"
     fuse: bool = False
     jit_compile: bool = False
-    gradient_sums: "GradientSums | None" = None
 
     @classmethod
     def from_config(
@@ -62,26 +51,6 @@ class ProgramTarget:
         compiler, TensorFlow's random number generator is faster.
         """
         return self.is_compiled or self.fuse
-
-    def read(
-        self,
-        variable: keras.Variable,
-        dtype: str,
-        shape: Sequence[int] | None = None,
-    ) -> tf.Tensor:
-        """A kernel for one product.
-
-        Args:
-            variable: float32; the kernel.
-            dtype: Of the result.
-            shape: Of the result, the same in all calls with a variable; None
-                is the shape of the variable.
-        """
-        sums = self.gradient_sums
-        if sums is not None and sums.joins(variable):
-            return sums.read(variable, dtype, shape)
-        kernel = tf.cast(variable, dtype)
-        return kernel if shape is None else tf.reshape(kernel, shape)
 
 
 def _can_compile_for_cpus() -> bool:

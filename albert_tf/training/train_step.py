@@ -16,7 +16,6 @@ from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.gradient_sums import GradientSums
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import checkpoints
 from albert_tf.training import schedules
@@ -218,8 +217,6 @@ def make_replica_step(
     target = ProgramTarget.from_config(config.distribution, device_type)
     run_seed = config.training.seed
     clip_norm = config.optimizer.clip_norm
-    # With remat, blocks read their kernels in both passes.
-    joins_reads = target.is_tpu and not config.distribution.remat
 
     @tf.autograph.experimental.do_not_convert
     def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
@@ -270,12 +267,12 @@ def make_replica_step(
             dropout = Dropout(
                 rates.hidden, rates.attention, fold_in(seed, index)
             )
-            total = GradientSums(
-                state.model.trainable_variables, so_far, joins_reads
+            gradients, sums = _gradients(
+                state, micro_batch, weights, dropout, target
             )
-            return _add_gradients(
-                state, micro_batch, weights, dropout, target, total
-            )
+            if so_far is not None:
+                gradients = list(map(tf.add, so_far, gradients))
+            return gradients, sums
 
         gradients, sums = _add_micro_batches(
             add_gradients,
@@ -364,16 +361,14 @@ def _add_micro_batches(
     return gradients, sums
 
 
-def _add_gradients(
+def _gradients(
     state: TrainState,
     micro_batch: Batch,
     weights: Scalars,
     dropout: Dropout,
     target: ProgramTarget,
-    total: GradientSums,
 ) -> tuple[list[tf.Tensor], Scalars]:
-    """Adds gradients of `Objective.loss` to `total`; also returns the sums."""
-    target = dataclasses.replace(target, gradient_sums=total)
+    """The gradients of `Objective.loss`, and `Objective.sums`."""
     with tf.GradientTape() as tape:
         outputs = state.model(micro_batch, dropout=dropout, target=target)
         sums = state.objective.sums(outputs, micro_batch)
@@ -382,7 +377,7 @@ def _add_gradients(
     gradients = tape.gradient(loss, variables)
     # Sparse gradients of embeddings may have several terms for one row. Norm
     # and moments need the square of their sum, so make the gradients dense.
-    return total.complete([tf.convert_to_tensor(g) for g in gradients]), sums
+    return [tf.convert_to_tensor(g) for g in gradients], sums
 
 
 def _all_reduce_sum(values: Any) -> Any:

@@ -36,11 +36,7 @@ def compiled_for(target, function):
 
 
 def make_batch():
-    """5 examples of up to 11 tokens, with 7 masked positions.
-
-    With `[CLS]` these fill the registers of a TPU, so that no position is
-    added there, and dropout masks are the same for all targets.
-    """
+    """5 examples of up to 11 tokens, with 7 masked positions."""
     rng = np.random.default_rng(0)
     arrays = {
         "input_ids": rng.integers(5, 61, (5, 11)),

@@ -68,21 +68,6 @@ TARGETS = {
 BFLOAT16_ULP = 2.0**-7
 
 
-def to_heads(product, num_heads):
-    """`(batch, length, H)` -> `(batch, heads, size, length)`."""
-    batch, length, width = product.shape
-    by_width = tf.transpose(product, [0, 2, 1])
-    size = width // num_heads
-    return tf.reshape(by_width, [batch, num_heads, size, length])
-
-
-def from_heads(context):
-    """The inverse of `to_heads`."""
-    batch, num_heads, size, length = context.shape
-    by_width = tf.reshape(context, [batch, num_heads * size, length])
-    return tf.transpose(by_width, [0, 2, 1])
-
-
 def make_case(name, target, rate):
     """The shapes of the arguments with gradients, and a call with them."""
     dropout = Dropout(rate, rate, SEED)
@@ -100,12 +85,8 @@ def make_case(name, target, rate):
         shapes = [(2, 5, 12), (12,), (2, 7, 12), (12,), (2, 7, 12), (12,)]
 
         def call(function, q, q_bias, k, k_bias, v, v_bias):
-            by_heads = function is not FORMULAS["attention"] and target.is_tpu
-            if by_heads:
-                q, k, v = (to_heads(product, 3) for product in (q, k, v))
             projected = (q, q_bias), (k, k_bias), (v, v_bias)
-            context = function(*projected, bias, masks, 3)
-            return from_heads(context) if by_heads else context
+            return function(*projected, bias, masks, 3)
 
         return shapes, call
     if name == "bias_dropout_add_norm":

@@ -1,6 +1,5 @@
 import collections
 import math
-import re
 
 import keras
 import numpy as np
@@ -10,7 +9,6 @@ import tensorflow as tf
 from albert_tf.config import ModelConfig, OptimizerConfig, PretrainingConfig
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.models import AlbertPretrainer
-from albert_tf.modeling.target import ProgramTarget
 from albert_tf.training.optimizers import make_optimizer
 from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tiny_model
@@ -154,34 +152,6 @@ def test_unknown_shapes_give_what_static_ones_give():
         static = tf.function(run).get_concrete_function(batch)
         for value in static.structured_outputs.values():
             assert value.shape.is_fully_defined()
-
-
-@pytest.mark.parametrize(
-    ("length", "encoded", "sentence_objective"),
-    [(11, 8, "sop"), (128, 8, "none"), (129, 128, "sop")],
-)
-def test_a_tpu_adds_output_positions_and_computes_the_same(
-    length, encoded, sentence_objective
-):
-    """Up to 128, which fill its registers, or to 8 if a row has at most 128."""
-    model = tiny_model.build(
-        sentence_objective=sentence_objective, max_position_embeddings=129
-    )
-    batch = {
-        name: tf.pad(value[:3], [[0, 0], [0, length - 11]])
-        for name, value in tiny_model.make_batch().items()
-    }
-    batch["masked_lm_positions"] = batch["masked_lm_positions"][:, :4]
-    on_tpu = tf.function(
-        lambda b: model(b, target=ProgramTarget("TPU")), jit_compile=True
-    )
-    expected = model(batch)
-    for name, value in on_tpu(batch).items():
-        np.testing.assert_allclose(value, expected[name], atol=1e-4)
-
-    program = on_tpu.experimental_get_compiler_ir(batch)("hlo")
-    shapes = set(re.findall(r"f32\[([\d,]+)\]", program))
-    assert {f"3,{length},24", f"3,{encoded},24"} <= shapes
 
 
 def test_padding_does_not_change_the_outputs():

@@ -142,7 +142,7 @@ def test_each_seed_step_replica_and_micro_batch_has_other_masks(
 ):
     seeds = []
 
-    def record(state, micro_batch, weights, dropout, target, total):
+    def record(state, micro_batch, weights, dropout, target):
         """Takes the place of the model; its losses and gradients are 0."""
         tf.numpy_function(
             lambda seed: seeds.append(tuple(seed.tolist())), [dropout.seed], []
@@ -155,7 +155,7 @@ def test_each_seed_step_replica_and_micro_batch_has_other_masks(
         gradients = [tf.zeros(v.shape) for v in state.model.trainable_variables]
         return gradients, dict.fromkeys(sums, tf.zeros(()))
 
-    monkeypatch.setattr(train_step, "_add_gradients", record)
+    monkeypatch.setattr(train_step, "_gradients", record)
     for seed in (1, 2):
         config = tiny_run.make_synthetic_config(
             tmp_path,
