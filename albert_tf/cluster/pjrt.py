@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,10 +34,6 @@ TO_SAVE_MEMORY = (
 )
 
 _AXIS = "replicas"
-# Sizes in what the compiler for TPUs says of a program that is too large: first
-# what the program needs; then what there is.
-_SIZE = re.compile(r"\b([\d.]+)([KMG])\b")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 # Where JAX stores compiled programs, unless its own variable says otherwise.
 _CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _CACHE = "~/.cache/albert_tf/jax"
@@ -337,19 +332,13 @@ class Program:
 
     Args:
         function: Called in a `ReplicaContext` while TensorFlow traces it.
-        micro_batches: How many it divides the batch of a replica into; 0: it
-            cannot divide it.
     """
 
     def __init__(
-        self,
-        strategy: PjrtStrategy,
-        function: ReplicaFunction,
-        micro_batches: int = 0,
+        self, strategy: PjrtStrategy, function: ReplicaFunction
     ) -> None:
         self._strategy = strategy
         self._function = function
-        self._micro_batches = micro_batches
         self._program: Any = None  # of JAX
         self._updated: list[tf.Variable] = []
         self._read: list[tf.Variable] = []
@@ -372,8 +361,8 @@ class Program:
         }
         if self._program is None:
             self._program = self.compile(batch, len(flags))
-            self._check_memory(batch)
-        with self._explain_memory(batch):
+            self._check_memory()
+        with _explain_memory():
             updated, equal, by_rows = self._program(
                 strategy.arrays_of(self._updated),
                 strategy.arrays_of(self._read),
@@ -440,7 +429,7 @@ class Program:
             out_shardings=on_all,
         )
         flag = tf.TensorSpec([strategy.num_replicas_in_sync], tf.float32)
-        with self._explain_memory(batch):
+        with _explain_memory():
             return program.lower(
                 specs(traced.updated, on_all),
                 specs(traced.read, on_all),
@@ -448,7 +437,7 @@ class Program:
                 specs([flag] * num_flags, by_rows),
             ).compile()
 
-    def _check_memory(self, batch: Mapping[str, Any]) -> None:
+    def _check_memory(self) -> None:
         """Refuses a plan of the compiler that exceeds the devices.
 
         Otherwise, GPUs would fail later, while they compute.
@@ -459,48 +448,27 @@ class Program:
         used += plan.output_size_in_bytes - plan.alias_size_in_bytes
         if used > (limit := limits.get("bytes_limit", used)):
             said = f"a plan of {used / 2**30:.2f}G of {limit / 2**30:.2f}G"
-            raise self._too_large(said, used, limit, batch)
+            raise _too_large(said)
 
-    @contextlib.contextmanager
-    def _explain_memory(self, batch: Mapping[str, Any]) -> Iterator[None]:
-        import jax
 
-        try:
-            yield
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            said = first_line(error)[:300]
-            sizes = _SIZE.findall(said)
-            used, limit, *_ = (
-                *(float(number) * _UNITS[unit] for number, unit in sizes),
-                *(0.0, 0.0),
-            )
-            raise self._too_large(said, used, limit, batch) from None
+@contextlib.contextmanager
+def _explain_memory() -> Iterator[None]:
+    import jax
 
-    def _too_large(
-        self, said: str, used: float, limit: float, batch: Mapping[str, Any]
-    ) -> UserError:
-        """The error, with the micro-batches that would fit, if it knows."""
-        rows = next(iter(batch.values())).shape[0]
-        rows //= self._strategy.num_replicas_in_sync
-        # Weights, moments and, a third of these, gradients.
-        kept = sum(4 * v.shape.num_elements() for v in self._updated) * 4 / 3
-        # The rest is proportional to the rows of a micro-batch.
-        least = self._micro_batches * (used - kept)
-        fitting = (
-            number
-            for number in range(self._micro_batches + 1, rows + 1)
-            if rows % number == 0 and number * (limit - kept) >= least > 0
-        )
-        remedy = TO_SAVE_MEMORY
-        if number := next(fitting, 0):
-            remedy = f"Try --gradient_accumulation_steps={number}. {remedy}"
-        return UserError(
-            "the program must fit into the memory of a device",
-            received=said,
-            remedy=remedy,
-        )
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise _too_large(first_line(error)[:300]) from None
+
+
+def _too_large(said: str) -> UserError:
+    return UserError(
+        "the program must fit into the memory of a device",
+        received=said,
+        remedy=TO_SAVE_MEMORY,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

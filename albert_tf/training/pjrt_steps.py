@@ -21,7 +21,6 @@ from albert_tf.training.train_step import (
     Steps,
     TrainState,
     as_vector,
-    fold_in,
     learning_rate,
     make_replica_step,
     metric_names,
@@ -112,9 +111,7 @@ class PjrtSteps:
             step = make_function(
                 self._on_devices, self._config, rates, strategy.device_type
             )
-            self._programs[rates] = Program(
-                strategy, step, self._config.data.gradient_accumulation_steps
-            )
+            self._programs[rates] = Program(strategy, step)
         return self._programs[rates]
 
 
@@ -128,8 +125,7 @@ def make_function(
 
     The step of `state` is of int32.
     """
-    fold = fold_in if device_type == "TPU" else exact_fold_in
-    replica_step = make_replica_step(state, config, device_type, fold)
+    replica_step = make_replica_step(state, config, device_type)
     names = metric_names(config, state.objective)
 
     def step_vector(batch: Any, *flags: tf.Tensor) -> tuple[Scalars, Scalars]:
@@ -138,50 +134,3 @@ def make_function(
         return step(batch, *flags), {}
 
     return step_vector
-
-
-def exact_fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
-    """`train_step.fold_in` as TensorFlow's kernels compute it, by arithmetic.
-
-    Its kernels extend the numbers of a seed to 64 bits with their sign, and its
-    programs for XLA with zeros, so that half of all seeds differ.
-    """
-    number = tf.cast(number, tf.int32)
-    signed = tf.cast(seed, tf.int64)
-    key = tf.constant([0x3EC8F720, 0x02461E29], tf.uint32)
-    low = tf.cast(signed, tf.uint32)
-    high = tf.cast(
-        tf.bitwise.right_shift(signed, tf.constant(32, tf.int64)), tf.uint32
-    )
-    # Words 0 and 2, and words 1 and 3, of the counter of Philox.
-    (key_0, counter_2), (key_1, counter_3) = map(
-        tf.unstack, _philox(low, high, key)
-    )
-    zero = tf.constant(0, tf.uint32)
-    even, _ = _philox(
-        tf.stack([zero, counter_2]),
-        tf.stack([zero, counter_3]),
-        tf.stack([key_0, key_1]),
-    )
-    return tf.stack([tf.bitcast(even[0], tf.int32), number])
-
-
-def _philox(
-    even: tf.Tensor, odd: tf.Tensor, key: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Philox4x32-10 of words 0 and 2, and 1 and 3, of a counter.
-
-    Reference:
-        [Salmon et al., 2011](https://doi.org/10.1145/2063384.2063405)
-    """
-    factors = tf.constant([0xD2511F53, 0xCD9E8D57], tf.uint64)
-    weyl = tf.constant([0x9E3779B9, 0xBB67AE85], tf.uint32)
-    word = tf.constant(32, tf.uint64)
-    for _ in range(10):
-        products = tf.cast(even, tf.uint64) * factors
-        high = tf.cast(tf.bitwise.right_shift(products, word), tf.uint32)
-        low = tf.cast(products, tf.uint32)
-        mixed = tf.bitwise.bitwise_xor(high[::-1], odd)
-        even, odd = tf.bitwise.bitwise_xor(mixed, key), low[::-1]
-        key += weyl
-    return even, odd

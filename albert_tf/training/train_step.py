@@ -198,14 +198,12 @@ def make_replica_step(
     state: TrainState,
     config: PretrainingConfig,
     device_type: str = "CPU",
-    fold_in: Callable[..., tf.Tensor] = fold_in,
 ) -> Callable[..., Scalars]:
     """Makes the step that all replicas run at the same time.
 
     Args:
         state: Updated in place.
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
-        fold_in: Computes the seeds of dropout.
 
     Returns:
         `replica_step(batch, rates, stop)` for the batch of this replica and,

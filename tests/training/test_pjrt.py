@@ -9,14 +9,17 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from albert_tf.cluster import jax_private, pjrt
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
+from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs.checkpoints import list_checkpoints, read_values
 from albert_tf.runs.log import read_metrics
-from albert_tf.training import evaluate, pjrt_steps
+from albert_tf.training import evaluate, pjrt_steps, train_step
 from albert_tf.training.progress import TIMING_METRICS
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
@@ -38,6 +41,7 @@ def settings(records, run_dir, **changes):
         save_checkpoints_steps=20,
         eval_every_n_steps=50,
         fuse_on_cpu=True,
+        dropout_schedule="0:0.0",
         **changes,
     )
 
@@ -182,8 +186,6 @@ def test_host_reads_results_two_steps_late(tiny_records, tmp_path, monkeypatch):
 
 
 def scalars(strategy):
-    import tensorflow as tf
-
     with strategy.scope():
         return tf.Variable(0, dtype=tf.int64), tf.Variable(1.0)
 
@@ -254,17 +256,9 @@ def test_too_many_devices_are_refused():
 
 @pytest.mark.jax
 def test_program_that_does_not_fit_is_refused(monkeypatch):
-    """A plan of 10 MiB, beside which 4 MiB of variables are always there."""
     import jax
-    import tensorflow as tf
 
     strategy = make_strategy(DistributionConfig(runtime="pjrt"))
-    with strategy.scope():
-        weights = tf.Variable(tf.zeros([3 * 2**18]))
-
-    def step(batch):
-        weights.assign_add(tf.reduce_sum(batch["x"]) * weights)
-        return {}, {}
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError(
@@ -272,12 +266,45 @@ def test_program_that_does_not_fit_is_refused(monkeypatch):
             "(10.00M) exceeds available HBM (7.00M)."
         )
 
-    program = pjrt.Program(strategy, step, micro_batches=2)
+    program = pjrt.Program(strategy, lambda batch: ({}, dict(batch)))
     batch = strategy.join_rows([{"x": np.zeros([8, 2], np.float32)}])
     program(batch)
     monkeypatch.setattr(program, "_program", fail)
-    # Two hold 6 MiB besides the variables, four would hold 3.
     with pytest.raises(
-        UserError, match=r"10.00M.*HBM \(7.00M.*steps=4\. Raise"
+        UserError, match=r"10.00M.*HBM \(7.00M.*Raise --gradient_acc"
     ):
         program(batch)
+
+
+@pytest.mark.jax
+def test_dropout_is_a_function_of_seed_step_and_replica():
+    strategy = make_strategy(
+        DistributionConfig(runtime="pjrt", num_logical_cpus=2)
+    )
+
+    def masks_of(num_steps):
+        """The masks of both replicas in each step, from step 0 on."""
+        with strategy.scope():
+            step = tf.Variable(0, dtype=tf.int32)
+
+        def masks(batch):
+            context = tf.distribute.get_replica_context()
+            seed = train_step.fold_in(tf.constant([7, 1]), step)
+            seed = train_step.fold_in(seed, context.replica_id_in_sync_group)
+            step.assign_add(1)
+            dropout = Dropout(0.5, 0.5, seed)
+            kept = dropout.hidden_masks(3, ProgramTarget(fuse=True)).keep([64])
+            return {}, {"kept": tf.cast(kept, tf.int32)[tf.newaxis]}
+
+        program = pjrt.Program(strategy, masks)
+        batch = strategy.join_rows([{"x": np.zeros([1], np.float32)}] * 2)
+        return [
+            tuple(row)
+            for _ in range(num_steps)
+            for row in np.asarray(program(batch)[1]["kept"]).tolist()
+        ]
+
+    found = masks_of(3)
+    assert len(set(found)) == len(found) == 3 * 2
+    assert masks_of(3) == found
+    assert 0.35 < np.mean(found) < 0.65
