@@ -8,9 +8,8 @@
 # make extras-test   runs the tests that need PyTorch, TensorFlow Datasets, the TPU
 #                    compiler, LiteRT or ONNX Runtime
 # make extras        installs the packages that extras-test needs
-# make slice-test    passes the programs of the trainer through the TPU bridge of
-#                    TensorFlow, and trains on an emulated slice; also a part of
-#                    test and slow-test
+# make bridge-test   passes the programs of the trainer through the TPU bridge of
+#                    TensorFlow; also a part of test and slow-test
 # make tpu-wheel-test
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
@@ -52,7 +51,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras extras-test other-tests slice-test \
+.PHONY: help demo test slow-test extras extras-test other-tests bridge-test \
     tpu-wheel-test test-all lint typecheck docs lock clean
 
 help:
@@ -118,10 +117,8 @@ other-tests: $(VENV)/installed-extras
 BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
     tests/finetuning/test_tpu_bridge.py
 
-SLICE_TESTS := $(BRIDGE_TESTS) tests/training/test_slice.py
-
-slice-test: $(VENV)/installed
-	$(PYTEST) $(SLICE_TESTS) $(PYTEST_ARGS)
+bridge-test: $(VENV)/installed
+	$(PYTEST) $(BRIDGE_TESTS) $(PYTEST_ARGS)
 
 TPU_BIN := .venv-tpu/bin
 

@@ -23,7 +23,7 @@ checkpoint, and `--model` changes the architecture without a new file:
 Exit status: 0 when all steps are done; 1 for an error that the user can fix; 75
 when a worker or host was lost, or the run hung: start the same command again;
 130 (Ctrl-C) or 143 (SIGTERM) when interrupted: the run saves a checkpoint at
-most two steps later, and the same command resumes it. A second signal ends the
+most two steps later, and the same command resumes it. A second Ctrl-C ends the
 process at once, without a checkpoint.
 """
 

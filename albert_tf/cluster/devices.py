@@ -140,26 +140,16 @@ def skip_metadata_query_without_chips() -> None:
 
 
 def check_tpu(config: DistributionConfig) -> None:
-    """Refuses a missing local TPU, and a TPU that is given by its name.
+    """Refuses strategy=tpu without a chip.
 
     Raises:
-        UserError: If there is no chip; the error names the paths searched. Or
-            if `tpu_name` has another form than addresses.
+        UserError: If there is no chip; the error names the paths searched.
     """
-    if config.tpu_name != "local" and not config.tpu_name.startswith("grpc://"):
-        raise UserError(
-            "tpu_name must be local, or the addresses of the servers",
-            received=config.tpu_name,
-            remedy="Example: --tpu_name=grpc://10.0.0.2:8470,10.0.0.3:8470 "
-            "(see docs/tpu.md).",
-        )
-    local = config.strategy == "tpu" and config.tpu_name == "local"
-    if not local or find_chips():
+    if config.strategy != "tpu" or find_chips():
         return
     raise UserError(
         "strategy=tpu needs a TPU on this machine",
         received=f"no Google TPU chip in {PCI_DEVICES}, no {DEVICES}/accel*",
         remedy="Run on a TPU VM with tensorflow-tpu installed (pip install "
-        "'albert-tf[tpu]', see docs/tpu.md), or give the servers of a slice as "
-        "--tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",
+        "'albert-tf[tpu]', see docs/tpu.md), or use --strategy=auto.",
     )

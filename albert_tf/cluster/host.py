@@ -62,22 +62,20 @@ def connect(
     strategy: tf.distribute.Strategy | None = None,
     can_stop: bool = False,
 ) -> Iterator[Host]:
-    """Connects the devices for a block, and names lost workers and hosts.
+    """Connects the devices for a block, and names lost workers.
 
     Args:
         strategy: Devices; None connects those of the settings.
         can_stop: Whether the host listens to signals.
 
     Raises:
-        RetryError: If another process of the run, or a host of a TPU slice,
-            was lost; the error names it.
+        RetryError: If another process of the run, or the TPU, was lost.
     """
     strategy = strategy or make_strategy(config)
     with contextlib.ExitStack() as block:
         stop = None
         if can_stop:
-            servers = workers.slice_servers(strategy)
-            stop = block.enter_context(watch_for_stop(servers))
+            stop = block.enter_context(watch_for_stop())
         block.enter_context(workers.name_lost_workers(strategy))
         # A single process on a CPU or GPU waits for no one else, and its first
         # step may take any time.

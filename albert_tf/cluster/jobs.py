@@ -78,9 +78,11 @@ class Jobs:
                         waiting.remove(job)
                 time.sleep(_POLL_SECONDS)
                 for _ in range(num_forwarded, self._num_requests):
+                    # Ctrl-C after SIGTERM ends a run at once.
+                    number = signal.SIGINT if num_forwarded else signal.SIGTERM
                     num_forwarded += 1
                     for process in self._active.values():
-                        process.send_signal(signal.SIGTERM)
+                        process.send_signal(number)
                 for job, process in list(self._active.items()):
                     if job.is_over() and job not in self._over:
                         self._over.add(job)
@@ -157,7 +159,7 @@ class Jobs:
     def _interrupt(self, number: int, reason: str) -> None:
         """Lets `run` start no further job and ask all to stop.
 
-        Each job gets a SIGTERM for each request; a second one ends a run.
+        Each job gets a SIGTERM for the first request, and Ctrl-C for others.
         """
         logging.warning(
             "%s: the runs save a checkpoint and stop; the same command "

@@ -8,9 +8,7 @@ scheduler starts it again:
     143   SIGTERM (Slurm, Kubernetes, the shutdown of a preempted machine)
 
 With several workers, each one listens; the training step adds up their
-requests. On a TPU slice one process trains. The servers of the hosts pass their
-SIGTERM on to it, through TensorFlow's coordination service. A later run on the
-same servers would stop at once, so each start of a run needs new servers.
+requests.
 """
 
 import contextlib
@@ -19,27 +17,13 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import tensorflow as tf
 from absl import logging
 
-# There is no public name for a stream of remote operations.
-from tensorflow.python.eager import context, executor
-
-from albert_tf.errors import first_line
-
 # Exit status of a run that another worker has stopped.
 PREEMPTED_STATUS = 128 + signal.SIGTERM
-
-# TensorFlow's coordination service, which runs in the first server of a slice,
-# stores under this key which server has received SIGTERM.
-SERVER_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
-
-# A second signal within this many seconds is ignored: `timeout` and `srun`
-# send every signal twice.
-SAME_SIGNAL_S = 2
 
 
 @dataclasses.dataclass
@@ -53,17 +37,10 @@ class StopRequest:
     exit_status: int = PREEMPTED_STATUS  # of the process after the stop
 
     def __post_init__(self) -> None:
-        # TensorFlow holds Python's interpreter lock while it sends a constant
-        # to another host, so send it while that host answers.
-        with tf.device(self.flag.device):
-            self._one = tf.constant(1.0)
         self._lock = threading.Lock()
 
     def set(self, reason: str, exit_status: int = PREEMPTED_STATUS) -> None:
-        """Requests a stop, and sets the flag; later requests are ignored.
-
-        On a slice the flag is on host 0: if that host is lost, this never ends.
-        """
+        """Requests a stop, and sets the flag; later requests are ignored."""
         with self._lock:
             if self.reason:
                 return
@@ -72,63 +49,23 @@ class StopRequest:
             "%s: the run saves a checkpoint and stops at most two steps later",
             reason,
         )
-        # The training loop is one remote operation on the same host. In the
-        # loop's stream the assignment would wait for the end of the loop.
-        stream = executor.new_executor(
-            enable_async=False, enable_streaming_enqueue=False
-        )
-        with context.executor_scope(stream):
-            self.flag.assign(self._one)
+        self.flag.assign(1.0)
 
 
 @contextlib.contextmanager
-def watch_for_stop(servers: Sequence[str] = ()) -> Iterator[StopRequest]:
+def watch_for_stop() -> Iterator[StopRequest]:
     """Listens to signals while the block runs.
 
-    A second signal ends the process at once. Only the main thread may handle
-    signals; in other threads this function listens to nothing.
-
-    Args:
-        servers: HOST:PORT of each host of a TPU slice to which this process is
-            connected. SIGTERM to one of them is a request, too.
+    Ctrl-C after another request ends the process at once. Only the main thread
+    may handle signals; in other threads this function listens to nothing.
     """
     with tf.device("CPU:0"):
         request = StopRequest(tf.Variable(0.0, trainable=False, name="stop"))
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    ended = threading.Event()
-    if servers:
-        threading.Thread(
-            target=_watch_servers,
-            args=(servers, request, ended),
-            daemon=True,  # it waits for ever
-        ).start()
-    try:
-        with _watch_signals(request):
-            yield request
-    finally:
-        ended.set()
-
-
-def _watch_servers(
-    servers: Sequence[str], request: StopRequest, ended: threading.Event
-) -> None:
-    """Waits until a server of a slice has received SIGTERM."""
-    try:
-        worker = context.context().get_config_key_value(SERVER_KEY)
-    except tf.errors.OpError as error:
-        if not ended.is_set():
-            logging.warning(
-                "cannot receive the signals of the other hosts of the "
-                "slice: %s. If one of them is preempted, the run loses the "
-                "steps since its last checkpoint",
-                first_line(error),
-            )
-        return
-    if not ended.is_set():
-        index = int(worker.rpartition(":")[2])  # /job:worker/task:1
-        request.set(f"worker {index} at {servers[index]} received SIGTERM")
+    with _watch_signals(request):
+        yield request
 
 
 @contextlib.contextmanager
@@ -143,20 +80,15 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
     sender.setblocking(False)
 
     def listen() -> None:
-        first_at: float | None = None
         while received := receiver.recv(1):
             number = received[0]
             if number not in numbers:
                 continue
-            if first_at is None:
-                first_at = time.monotonic()
-            elif time.monotonic() - first_at > SAME_SIGNAL_S:
+            # Not after SIGTERM, which `timeout` and `srun` send twice.
+            if request.reason and number == signal.SIGINT:
                 os._exit(128 + number)
-            reason = f"signal {number} ({signal.Signals(number).name})"
-            # In a thread, so that this one hears a second signal.
-            threading.Thread(
-                target=request.set, args=(reason, 128 + number), daemon=True
-            ).start()
+            name = signal.Signals(number).name
+            request.set(f"signal {number} ({name})", 128 + number)
 
     # The handlers do nothing, but Python writes the numbers of handled signals
     # to the socket.

@@ -28,13 +28,13 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     """Makes the strategy that `--strategy` names.
 
     Call it before anything else uses a device. `auto` takes the first of these
-    that exists: a TPU (local, or that of `--tpu_name`), the workers of
-    TF_CONFIG, several GPUs or logical CPUs, one device.
+    that exists: a TPU of this machine, the workers of TF_CONFIG, several GPUs
+    or logical CPUs, one device.
 
     Raises:
         UserError: If the devices of the strategy do not exist, or a setting
             does not fit them.
-        RetryError: If a worker, or a host of a TPU slice, does not answer.
+        RetryError: If a worker or the TPU does not answer.
     """
     makers = {"tensorflow": _tensorflow_strategy, "pjrt": _pjrt_strategy}
     kind, strategy = makers[config.runtime](config)
@@ -139,7 +139,7 @@ def per_replica_batch_size(
 
 
 def _best_kind(config: DistributionConfig) -> str:
-    if tf.config.list_physical_devices("TPU") or config.tpu_name != "local":
+    if tf.config.list_physical_devices("TPU"):
         return "tpu"
     if os.environ.get("TF_CONFIG"):
         return "multi_worker"
@@ -234,28 +234,11 @@ def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
 def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     devices.check_tpu(config)
     try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=config.tpu_name
-        )
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
         with Watchdog(config.hang_timeout_s).limit("the start of the TPU"):
-            if config.tpu_name != "local":
-                servers = resolver.cluster_spec().as_dict()["worker"]
-                logging.info(
-                    "connecting to the servers of the TPU slice: %s",
-                    ", ".join(servers),
-                )
-                workers.wait_for_servers(
-                    dict(enumerate(servers)),
-                    config.worker_timeout_s,
-                    "Start start_grpc_tpu_worker on each host. If it is "
-                    "running there, check its log and the firewall.",
-                )
-                tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
             return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        is_local = config.tpu_name == "local"
-        place = "on this machine" if is_local else f"at {config.tpu_name}"
         is_lost = isinstance(error, workers.LOSS_ERRORS)
         first = (
             "Start this command again"
@@ -263,7 +246,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             else "Install tensorflow-tpu (pip install 'albert-tf[tpu]')"
         )
         raise (RetryError if is_lost else UserError)(
-            f"strategy=tpu needs a TPU {place}",
+            "strategy=tpu needs a TPU on this machine",
             received=f"TensorFlow {tf.__version__} says: "
             f"{first_line(error)[:200]}",
             remedy=f"{first}, and check whether another process uses the TPU: "

@@ -1,8 +1,8 @@
 """Ends a process that hangs, so that a scheduler starts it again.
 
-If a host of a TPU slice stops answering, TensorFlow waits for it for ever, and
-logs nothing. The same happens after a deadlock on the devices. The watchdog
-logs the stack of each thread and exits with `errors.RETRY_STATUS`.
+If a TPU stops answering, TensorFlow waits for it for ever and logs nothing. The
+same happens after a deadlock on the devices. The watchdog logs the stack of
+each thread and exits with `errors.RETRY_STATUS`.
 """
 
 import contextlib

@@ -8,9 +8,7 @@ These functions end the run instead, within `--worker_timeout_s`:
    the heartbeats of all workers; it uses private functions of TensorFlow, since
    the service has no public settings;
 3. `name_lost_workers` turns TensorFlow's errors into a `RetryError` that names
-   the lost worker, or the lost host of a TPU slice.
-
-`watchdog` detects unresponsive hosts of a slice, which TensorFlow does not.
+   the lost worker.
 """
 
 import atexit
@@ -56,14 +54,6 @@ def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     return not isinstance(
         strategy, tf.distribute.MultiWorkerMirroredStrategy
     ) or not os.environ.get("TF_CONFIG")
-
-
-def slice_servers(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """HOST:PORT of the servers of a TPU slice; () without servers."""
-    if not isinstance(strategy, tf.distribute.TPUStrategy):
-        return ()
-    cluster = strategy.cluster_resolver.cluster_spec()
-    return tuple(cluster.as_dict().get("worker", ())) if cluster else ()
 
 
 def read_workers() -> tuple[list[str], int]:
@@ -174,15 +164,13 @@ def name_lost_workers(
         who = "JAX" if in_jax else "TensorFlow"
         said = f"{who} says: {first_line(error)[:200]}"
         addresses: Sequence[str] = ()
-        if on_tpu:
-            addresses = slice_servers(strategy)
-        elif in_jax:
+        if in_jax:
             addresses = _server_of_jax()
         elif strategy is None or not is_one_process(strategy):
             addresses, _ = read_workers()
         if len(addresses) < 2 and not (on_tpu or in_jax):
             raise
-        if len(addresses) < 2 and on_tpu:
+        if on_tpu:
             logging.exception("an operation on the TPU failed")
             raise RetryError(
                 "the TPU of this machine must answer",
@@ -193,9 +181,9 @@ def name_lost_workers(
         raise _loss(said, addresses) from None
     finally:
         if on_tpu:
-            # At exit, TPUStrategy waits for all hosts. If one has been lost,
-            # e.g. after SIGTERM, the process would never end, or would report
-            # the loss a second time, with a traceback.
+            # At exit, TPUStrategy waits for the TPU. If it has been lost, the
+            # process would never end, or would report the loss a second time,
+            # with a traceback.
             atexit.unregister(context.async_wait)
 
 

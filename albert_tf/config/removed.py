@@ -28,6 +28,8 @@ REMOVED: dict[str, str] = {
     "temperature": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
     "tracker": "docs/runs.md has the lines for wandb and MLflow",
+    "tpu_name": "slices of several hosts train with --runtime=pjrt "
+    "--strategy=multi_worker on each host",
     "unsupervised": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
     "watts_per_device": "codecarbon measures the command (docs/runs.md)",

@@ -95,17 +95,11 @@ class DistributionConfig(Config, affects="nothing"):
     )
     strategy: str = setting(
         "auto",
-        "tf.distribute strategy. auto selects tpu if this machine has a TPU or "
-        "tpu_name is not local; otherwise multi_worker if TF_CONFIG is set; "
+        "tf.distribute strategy. auto selects tpu if this machine has a TPU; "
+        "otherwise multi_worker if TF_CONFIG is set; "
         "otherwise mirrored if this machine has several GPUs or "
         "num_logical_cpus is above 1; otherwise one_device.",
         choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
-    )
-    tpu_name: str = setting(
-        "local",
-        "TPU to connect to: local for the TPU of this machine, a TPU VM that "
-        "is not part of a larger slice; or grpc://HOST:8470,... for the "
-        "servers of all hosts of a slice.",
     )
     num_logical_cpus: int = setting(
         1,
@@ -141,8 +135,7 @@ class DistributionConfig(Config, affects="nothing"):
     worker_timeout_s: int = setting(
         600,
         "Time in seconds after which a worker that does not answer counts as "
-        "lost, and the job ends; also the longest time to wait for the "
-        "servers of a TPU slice.",
+        "lost, and the job ends.",
         at_least=1,
     )
     hang_timeout_s: int = setting(
@@ -169,13 +162,6 @@ class DistributionConfig(Config, affects="nothing"):
                 "fuse_on_cpu and jit_compile must be on with runtime=pjrt, "
                 "which compiles complete steps",
                 received=f"{self.fuse_on_cpu}, {self.jit_compile}",
-            )
-        if self.tpu_name != "local":
-            raise UserError(
-                "tpu_name must be local with runtime=pjrt",
-                received=self.tpu_name,
-                remedy="Start the command on every host of the slice, with "
-                "--strategy=multi_worker.",
             )
 
 

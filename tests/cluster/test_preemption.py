@@ -1,18 +1,11 @@
-"""Signals to real processes.
-
-`tests/training/test_slice.py` stops a loop that runs on the hosts of a slice,
-`tests/training/test_train.py` two workers.
-"""
+"""Signals to real processes; `tests/training/test_train.py` stops two workers."""
 
 import signal
-import subprocess
 import time
 
 import pytest
 
-from albert_tf.cluster import preemption
 from tests.helpers.forked_program import ForkedCode
-from tests.helpers.remote_host import run_on_hosts
 from tests.helpers.run_processes import PATIENCE_S
 
 # A loop on the device, like the trainer's; only the stop flag ends it.
@@ -31,9 +24,19 @@ with watch_for_stop() as stop:
         )
 
     print("begins", flush=True)
-    int(loop()[0])  # a call on another host returns before the loop ends
+    loop()
     print(stop.reason, flush=True)
 sys.exit(stop.exit_status)
+"""
+
+# A program that does not stop when it is asked to.
+WAITING = """
+import time
+from albert_tf.cluster.preemption import watch_for_stop
+
+with watch_for_stop():
+    print("begins", flush=True)
+    time.sleep(600)
 """
 
 
@@ -53,19 +56,13 @@ def test_a_signal_ends_the_loop_on_the_device(number, reason):
 
 
 @pytest.mark.slow
-def test_a_second_signal_does_not_wait_for_a_silent_host():
-    """The first one waits for the host, which holds the stop flag.
-
-    GNU timeout sends two signals, to the process and to its group; they count
-    as one.
-    """
-    with run_on_hosts(LOOP) as (program, server):
-        time.sleep(2)  # nothing logs the loop's first step
-        server.send_signal(signal.SIGSTOP)
-        program.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        program.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            program.wait(preemption.SAME_SIGNAL_S + 1)
+def test_a_second_ctrl_c_ends_the_process_at_once():
+    """GNU timeout sends SIGTERM twice, which is one request."""
+    with ForkedCode(WAITING, environment={"PATH": "/usr/bin:/bin"}) as program:
+        assert program.stdout.readline() == "begins\n"
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            program.send_signal(number)
+            time.sleep(0.2)
+        assert program.poll() is None
         program.send_signal(signal.SIGINT)
         assert program.wait(PATIENCE_S) == 128 + signal.SIGINT

@@ -195,7 +195,6 @@ def scalars(strategy):
     [
         ({"strategy": "mirrored"}, "strategy must be auto or multi_worker"),
         ({"fuse_on_cpu": False}, "fuse_on_cpu and jit_compile must be on"),
-        ({"tpu_name": "grpc://a:1"}, "tpu_name must be local"),
     ],
 )
 def test_settings_of_tensorflow_are_refused(changes, message):
