@@ -7,8 +7,7 @@ These functions end the run instead, within `--worker_timeout_s`:
 2. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
    the heartbeats of all workers; it uses private functions of TensorFlow, since
    the service has no public settings;
-3. `name_lost_workers` turns TensorFlow's errors into a `RetryError` that names
-   the lost worker.
+3. `name_lost_workers` turns TensorFlow's errors into a `RetryError`.
 """
 
 import atexit
@@ -21,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 
 import tensorflow as tf
@@ -30,7 +29,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
 from albert_tf.cluster.pjrt import PjrtStrategy
-from albert_tf.errors import RetryError, UserError, first_line
+from albert_tf.errors import RETRY_STATUS, RetryError, UserError, first_line
 
 # Longest time for one connection, and between two tries.
 TRY_S = 5.0
@@ -44,6 +43,11 @@ LOSS_ERRORS = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
     tf.errors.FailedPreconditionError,
+)
+
+_LOSS_REMEDY = (
+    "Find the worker that failed first in the logs of all workers. Then start "
+    "all workers again: the run continues from its last checkpoint."
 )
 
 
@@ -144,8 +148,8 @@ def name_lost_workers(
     """Turns TensorFlow's errors for a lost worker or TPU into a `RetryError`.
 
     Args:
-        strategy: None while the workers of TF_CONFIG connect. With one host of
-            CPUs or GPUs, no worker can be lost, and errors pass unchanged.
+        strategy: None while the workers of TF_CONFIG connect. With one process
+            on CPUs or GPUs, no worker can be lost, and errors pass unchanged.
 
     Raises:
         RetryError: If the block failed because another process, or a TPU, did
@@ -163,13 +167,6 @@ def name_lost_workers(
     except errors as error:
         who = "JAX" if in_jax else "TensorFlow"
         said = f"{who} says: {first_line(error)[:200]}"
-        addresses: Sequence[str] = ()
-        if in_jax:
-            addresses = _server_of_jax()
-        elif strategy is None or not is_one_process(strategy):
-            addresses, _ = read_workers()
-        if len(addresses) < 2 and not (on_tpu or in_jax):
-            raise
         if on_tpu:
             logging.exception("an operation on the TPU failed")
             raise RetryError(
@@ -178,7 +175,14 @@ def name_lost_workers(
                 remedy="If this happens again, use another machine. Start this "
                 "command again: the run continues from its last checkpoint.",
             ) from None
-        raise _loss(said, addresses) from None
+        if strategy is not None and is_one_process(strategy):
+            raise
+        raise RetryError(
+            "all workers of the run must answer",
+            # A failure within this process may look the same, so quote it.
+            received=said,
+            remedy=_LOSS_REMEDY,
+        ) from None
     finally:
         if on_tpu:
             # At exit, TPUStrategy waits for the TPU. If it has been lost, the
@@ -194,40 +198,20 @@ _HANDLERS: list[object] = []
 def retry_after_abort() -> None:
     """Makes an abort of this process end it as `name_lost_workers` does.
 
-    JAX aborts a process as soon as it knows that another one is lost; what
-    Python would call then cannot be set without an error of jaxlib 0.10.2.
+    JAX aborts a process as soon as it knows that another one is lost, which
+    Python cannot prevent.
     """
 
     def end(_: int) -> None:
-        time.sleep(TRY_S)  # the main thread may be about to name the loss
-        error = _loss("JAX says: see above", _server_of_jax())
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(error.exit_status)
+        time.sleep(TRY_S)  # the main thread may be about to report the loss
+        text = f"error: all workers of the run must answer. {_LOSS_REMEDY}"
+        print(text, file=sys.stderr, flush=True)
+        os._exit(RETRY_STATUS)
 
     # The process ends after a handler of Python's own.
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
     _HANDLERS.append(handler)
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
-
-
-def _server_of_jax() -> list[str]:
-    """HOST:PORT of the first worker, if it is known: the others listen not."""
-    return read_workers()[0][:1] if os.environ.get("TF_CONFIG") else []
-
-
-def _loss(said: str, addresses: Sequence[str]) -> RetryError:
-    """The error of a lost worker; names those that do not answer."""
-    # A process that is killed closes its connections before its server.
-    time.sleep(_SECONDS_BETWEEN_TRIES)
-    silent = _name_silent(dict(enumerate(addresses)))
-    return RetryError(
-        "all workers of the run must answer",
-        # A failure within this process may look the same, so quote it.
-        received=f"no answer from {silent}; {said}" if silent else said,
-        remedy="Find the worker that failed first in the logs of all workers. "
-        "Then start all workers again: the run continues from its last "
-        "checkpoint.",
-    )
 
 
 def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:

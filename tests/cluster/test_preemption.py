@@ -1,4 +1,4 @@
-"""Signals to real processes; `tests/training/test_train.py` stops two workers."""
+"""Signals to real processes; `test_train.py` of training stops two workers."""
 
 import signal
 import time
