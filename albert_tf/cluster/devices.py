@@ -123,6 +123,65 @@ def find_chips() -> list[str]:
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 
+def find_gpus() -> list[str]:
+    """NVIDIA's GPUs that this process may use.
+
+    The entries of CUDA_VISIBLE_DEVICES, or else the device files of the driver,
+    e.g. "/dev/nvidia0".
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip() != ""]
+    return sorted(map(str, DEVICES.glob("nvidia[0-9]*")))
+
+
+def gpus_of_this_process() -> list[int] | None:
+    """The argument `local_device_ids` of `jax.distributed.initialize`.
+
+    Under Slurm and Open MPI, JAX by default takes one GPU a process, which is
+    right only if each GPU of the node has a process.
+
+    Returns:
+        [] for all GPUs that this process may use; None leaves the choice to
+        JAX, if processes share the GPUs of this node.
+    """
+    if os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return None
+    shares = _num_processes_of_node() > 1 and len(find_gpus()) > 1
+    return None if shares else []
+
+
+def _num_processes_of_node() -> int:
+    """Number of processes that Open MPI or Slurm started on this machine."""
+    number = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    # E.g. 4(x2),3: four each on two nodes, three on another.
+    number = number or os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    found = re.match(r"\d+", number)
+    return int(found[0]) if found else 1
+
+
+def describe_gpus(config: DistributionConfig, used: int) -> tuple[bool, str]:
+    """Whether a run uses the GPUs of this machine, and what it has.
+
+    Args:
+        used: Number of GPUs that this process uses.
+    """
+    gpus = find_gpus()
+    if not gpus:
+        return True, "no NVIDIA GPU on this machine"
+    chosen = (
+        config.strategy == "one_device"
+        or config.num_logical_cpus > 1
+        or bool(os.environ.get("JAX_PLATFORMS"))
+        or bool(os.environ.get("JAX_LOCAL_DEVICE_IDS"))
+    )
+    processes = _num_processes_of_node()
+    text = f"{used} of the GPUs of this machine: {', '.join(gpus)}"
+    if processes > 1:
+        text += f", for {processes} processes"
+    return chosen or used * processes >= len(gpus), text
+
+
 def chip_of_this_machine() -> TPUChip | None:
     """The chip of this machine; None if there is none, or it is unknown."""
     kind = os.environ.get(TYPE_VARIABLE) or next(iter(find_chips()), "")

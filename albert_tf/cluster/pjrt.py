@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.cluster import jax_private
+from albert_tf.cluster import devices, jax_private
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
@@ -80,11 +80,12 @@ def make_strategy(
                 first,
                 num_processes,
                 index,
+                devices.gpus_of_this_process(),
                 initialization_timeout=timeout_s,
                 heartbeat_timeout_seconds=timeout_s,
                 shutdown_timeout_seconds=timeout_s,
             )
-        devices = jax.devices("cpu" if number > 1 else None)
+        found = jax.devices("cpu" if number > 1 else None)
     except jax.errors.JaxRuntimeError as error:
         raise RetryError(
             "all workers must start within worker_timeout_s="
@@ -98,32 +99,29 @@ def make_strategy(
             received=first_line(error)[:300],
             remedy=f"Unset JAX_PLATFORMS, or {jax_private.INSTALL}.",
         ) from None
-    if devices[0].platform == "cpu":
-        if len(devices) < number * jax.process_count():
+    if found[0].platform == "cpu":
+        if len(found) < number * jax.process_count():
             raise UserError(
                 "num_logical_cpus must be set before JAX starts",
-                received=f"{number}, with {len(devices)} devices in use",
+                received=f"{number}, with {len(found)} devices in use",
             )
         seen: collections.Counter[int] = collections.Counter()
-        cpus, devices = devices, []
+        cpus, found = found, []
         for device in cpus:
             seen[device.process_index] += 1
             if seen[device.process_index] <= number:
-                devices.append(device)
-    counts = collections.Counter(d.process_index for d in devices)
-    if (
-        len(set(counts.values())) > 1
-        or len({d.device_kind for d in devices}) > 1
-    ):
+                found.append(device)
+    counts = collections.Counter(d.process_index for d in found)
+    if len(set(counts.values())) > 1 or len({d.device_kind for d in found}) > 1:
         raise UserError(
             "all processes must have the same devices",
             received=", ".join(
                 f"{counts[d.process_index]} {d.device_kind} in process "
                 f"{d.process_index}"
-                for d in {d.process_index: d for d in devices}.values()
+                for d in {d.process_index: d for d in found}.values()
             ),
         )
-    return PjrtStrategy(devices)
+    return PjrtStrategy(found)
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import versions
+from albert_tf.cluster import devices, versions
 from albert_tf.cluster.host import connect
 from albert_tf.cluster.pjrt import TO_SAVE_MEMORY
 from albert_tf.cluster.strategy import (
     device_names,
+    device_type,
     make_strategy,
     per_replica_batch_size,
 )
@@ -264,6 +265,17 @@ class _Preflight:
             f"{strategy.num_replicas_in_sync} replicas of "
             f"{type(strategy).__name__}, here on "
             f"{', '.join(device_names(strategy))}",
+        )
+        on_gpus = device_type(strategy) == "GPU"
+        used = len(device_names(strategy)) if on_gpus else 0
+        fits, text = devices.describe_gpus(self.config.distribution, used)
+        yield judge(
+            fits,
+            text,
+            "CUDA_VISIBLE_DEVICES selects GPUs. If JAX or TensorFlow does not "
+            "find them, install its packages for CUDA (docs/gpu.md). "
+            "--strategy=one_device uses one.",
+            "gpus",
         )
 
     def _batch(self) -> Iterator[Row]:

@@ -15,8 +15,11 @@ fail() {
 }
 
 # Hosts of all workers in order, and the index of this worker.
-if [[ ${SLURM_JOB_NODELIST-} ]]; then
-  mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+nodes=${SLURM_STEP_NODELIST-${SLURM_JOB_NODELIST-}} # of this srun, or of the job
+if [[ $nodes ]]; then
+  names=$(scontrol show hostnames "$nodes") ||
+    fail "scontrol must be on PATH, to list the nodes $nodes"
+  mapfile -t hosts <<<"$names"
   index=${SLURM_PROCID?}
   [[ ${SLURM_NTASKS?} == "${#hosts[@]}" ]] ||
     fail "there must be one task per node; a task uses all GPUs of its node. \

@@ -158,6 +158,13 @@ def test_a_job_is_queued_again_after_a_preemption_or_a_temporary_fault(
     assert queued == (asked.exists() and "requeue 654321" in asked.read_text())
 
 
+def test_srun_on_a_part_of_an_allocation_trains_on_its_nodes(machine, tmp_path):
+    step = {"SLURM_STEP_NODELIST": "gpu1"}
+    done = machine(CLUSTER / "worker.sh", **slurm(tasks="1"), **step)
+    assert done.returncode == 0, done.stderr
+    assert "--strategy=mirrored" in (tmp_path / "worker-0").read_text()
+
+
 def test_a_worker_needs_a_scheduler_with_one_task_a_node(machine, tmp_path):
     for environment, fault in (
         (slurm(tasks="6"), "Received: 6 tasks on 3 nodes"),

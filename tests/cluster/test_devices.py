@@ -139,3 +139,68 @@ def test_a_chip_is_known_by_its_accelerator_type(kind, version, monkeypatch):
     monkeypatch.setenv(devices.TYPE_VARIABLE, kind)
     chip = devices.chip_of_this_machine()
     assert chip == (version and devices.TPU_CHIPS[version])
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "argument"),
+    [
+        # One process a node: all GPUs, not the one of its local rank.
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 8, []),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, 8, []),
+        ({}, 8, []),
+        # Several processes a node: JAX gives each one its own.
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 8, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 8, None),
+        # Unless the scheduler has done so.
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "8", "CUDA_VISIBLE_DEVICES": "3"},
+            8,
+            [],
+        ),
+        ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, 8, None),
+    ],
+)
+def test_a_process_takes_all_gpus_that_no_other_process_takes(
+    machine, monkeypatch, environment, gpus, argument
+):
+    machine([], [f"nvidia{n}" for n in range(gpus)] + ["nvidiactl"])
+    set_variables(monkeypatch, environment)
+    assert devices.gpus_of_this_process() == argument
+
+
+VARIABLES = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "CUDA_VISIBLE_DEVICES",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_PLATFORMS",
+)
+
+
+def set_variables(monkeypatch, environment):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "used", "is_right"),
+    [
+        ({}, {}, 8, True),
+        ({}, {}, 1, False),
+        ({}, {}, 0, False),
+        ({"CUDA_VISIBLE_DEVICES": "0,3"}, {}, 2, True),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, {}, 1, True),
+        ({"JAX_PLATFORMS": "cpu"}, {}, 0, True),
+        ({}, {"strategy": "one_device"}, 1, True),
+    ],
+)
+def test_idle_gpus_are_a_fault_unless_they_are_left_on_purpose(
+    machine, monkeypatch, environment, settings, used, is_right
+):
+    machine([], [f"nvidia{n}" for n in range(8)])
+    set_variables(monkeypatch, environment)
+    found, text = devices.describe_gpus(DistributionConfig(**settings), used)
+    assert found == is_right
+    assert text.startswith(f"{used} of the GPUs of this machine: ")
