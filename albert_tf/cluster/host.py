@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import tensorflow as tf
 
 from albert_tf.cluster import workers
-from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
-from albert_tf.cluster.strategy import device_type, make_strategy
+from albert_tf.cluster.runtime import runtime_of
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.io.artifact import lock
@@ -31,10 +31,12 @@ class Host:
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that logs and writes results."""
-        if isinstance(self.strategy, PjrtStrategy):
-            return self.strategy.process_index == 0
-        resolver = self.strategy.cluster_resolver
-        return resolver is None or not resolver.task_id
+        return self.runtime.process_index == 0
+
+    @property
+    def runtime(self) -> Any:
+        """What runs the programs; see `cluster.runtime`."""
+        return runtime_of(self.strategy)
 
     @property
     def stop_flag(self) -> tf.Variable | None:
@@ -79,9 +81,7 @@ def connect(
         block.enter_context(workers.name_lost_workers(strategy))
         # A single process on a CPU or GPU waits for no one else, and its first
         # step may take any time.
-        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy) or (
-            device_type(strategy) == "TPU"
-        )
-        can_hang = on_tpu or not workers.is_one_process(strategy)
+        runtime = runtime_of(strategy)
+        can_hang = runtime.device_type == "TPU" or runtime.num_processes > 1
         watchdog = Watchdog(config.hang_timeout_s if can_hang else 0)
         yield Host(strategy, stop, watchdog)

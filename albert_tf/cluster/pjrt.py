@@ -18,15 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.cluster import devices, jax_private
+from albert_tf.cluster.runtime import ReplicaFunction, read_flag
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
-
-# A function of the batch of a replica, and of scalars of its process. It
-# returns values equal on all replicas, and values with a row for each row of
-# the batch.
-ReplicaFunction = Callable[
-    ..., tuple[Mapping[str, tf.Tensor], Mapping[str, tf.Tensor]]
-]
 
 TO_SAVE_MEMORY = (
     "Raise --gradient_accumulation_steps, or pass --remat or "
@@ -191,6 +185,7 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
         # By the id of a variable, which is much faster than by its `ref()`.
         self._arrays: dict[int, Any] = {}
         self._variables: dict[int, tf.Variable] = {}  # that must keep their ids
+        self.runtime = JaxRuntime(self)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -281,24 +276,65 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
         return (summed * len(self.local_devices)).tolist()
 
 
-def read(variable: tf.Variable) -> np.ndarray:
-    """The newest value of a variable of any strategy."""
-    strategy = _strategy_of(variable)
-    return strategy.read(variable) if strategy else variable.numpy()
+class JaxRuntime:
+    """All devices of JAX; see `runtime.TensorFlowRuntime` for its methods."""
 
+    name = "pjrt"
 
-def assign(variable: tf.Variable, value: Any) -> None:
-    """Assigns a value to a variable of any strategy."""
-    variable.assign(value)
-    if strategy := _strategy_of(variable):
-        strategy.forget([variable])
+    def __init__(self, strategy: PjrtStrategy) -> None:
+        self.strategy = strategy
 
+    @property
+    def loss_errors(self) -> tuple[type[Exception], ...]:
+        import jax
 
-def _strategy_of(variable: tf.Variable) -> PjrtStrategy | None:
-    """The strategy in whose scope a variable was made, if it is of JAX."""
-    # There is no public name for it.
-    strategy = getattr(variable, "_distribute_strategy", None)
-    return strategy if isinstance(strategy, PjrtStrategy) else None
+        return (jax.errors.JaxRuntimeError,)
+
+    @property
+    def device_names(self) -> list[str]:
+        return list(map(str, self.strategy.local_devices))
+
+    @property
+    def device_type(self) -> str:
+        return self.strategy.device_type
+
+    @property
+    def gpu_name(self) -> str:
+        return self.strategy.devices[0].device_kind
+
+    @property
+    def num_processes(self) -> int:
+        return self.strategy.num_processes
+
+    @property
+    def process_index(self) -> int:
+        return self.strategy.process_index
+
+    def batches(self, make_dataset: Callable[..., Any]) -> Iterable[Any]:
+        return self.strategy.distribute_datasets_from_function(make_dataset)
+
+    def compile(
+        self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
+    ) -> Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]:
+        program = Program(self.strategy, function)
+
+        def run(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            flag = read_flag(stop_flag).numpy()
+            flags = (flag,) if self.num_processes > 1 else ()
+            equal, rows = program(batch, *flags)
+            return {"stops": flag, **equal}, rows
+
+        return run
+
+    def read(self, variable: tf.Variable) -> np.ndarray:
+        return self.strategy.read(variable)
+
+    def assign(self, variable: tf.Variable, value: Any) -> None:
+        variable.assign(value)
+        self.strategy.forget([variable])
+
+    def sum_over_replicas(self, values: list[float]) -> list[float]:
+        return self.strategy.sum_over_replicas(values)
 
 
 @dataclasses.dataclass

@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import devices, pjrt, workers
+from albert_tf.cluster.runtime import runtime_of
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -38,13 +39,14 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     """
     makers = {"tensorflow": _tensorflow_strategy, "pjrt": _pjrt_strategy}
     kind, strategy = makers[config.runtime](config)
-    if device_type(strategy) == "CPU":
+    runtime = runtime_of(strategy)
+    if runtime.device_type == "CPU":
         keep_freed_memory()
     logging.info(
         "strategy %s: %d replicas, here on %s",
         kind,
         strategy.num_replicas_in_sync,
-        ", ".join(device_names(strategy)),
+        ", ".join(runtime.device_names),
     )
     return strategy
 
@@ -80,34 +82,6 @@ def _pjrt_strategy(config: DistributionConfig) -> tuple[str, pjrt.PjrtStrategy]:
     if strategy.num_processes > 1:
         workers.retry_after_abort()
     return "pjrt", strategy
-
-
-def device_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """The names of the replicas' devices of this process or slice."""
-    if isinstance(strategy, pjrt.PjrtStrategy):
-        return list(map(str, strategy.local_devices))
-    return list(strategy.extended.worker_devices)
-
-
-def device_type(strategy: tf.distribute.Strategy) -> str:
-    """The type of the replicas' devices: "TPU", "GPU" or "CPU"."""
-    if isinstance(strategy, pjrt.PjrtStrategy):
-        return strategy.device_type
-    device = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
-    return device.device_type
-
-
-def devices_per_host(strategy: tf.distribute.Strategy) -> int:
-    """Number of the replicas' devices on the first host."""
-    if isinstance(strategy, pjrt.PjrtStrategy):
-        return len(strategy.local_devices)
-    hosts = [
-        tf.DeviceSpec.from_string(name).replace(
-            device_type=None, device_index=None
-        )
-        for name in strategy.extended.worker_devices
-    ]
-    return hosts.count(hosts[0])
 
 
 def per_replica_batch_size(

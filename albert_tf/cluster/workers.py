@@ -28,7 +28,7 @@ from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
-from albert_tf.cluster.pjrt import PjrtStrategy
+from albert_tf.cluster.runtime import runtime_of
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError, first_line
 
 # Longest time for one connection, and between two tries.
@@ -49,15 +49,6 @@ _LOSS_REMEDY = (
     "Find the worker that failed first in the logs of all workers. Then start "
     "all workers again: the run continues from its last checkpoint."
 )
-
-
-def is_one_process(strategy: tf.distribute.Strategy) -> bool:
-    """Whether no other process takes part in the run."""
-    if isinstance(strategy, PjrtStrategy):
-        return strategy.num_processes == 1
-    return not isinstance(
-        strategy, tf.distribute.MultiWorkerMirroredStrategy
-    ) or not os.environ.get("TF_CONFIG")
 
 
 def read_workers() -> tuple[list[str], int]:
@@ -156,16 +147,12 @@ def name_lost_workers(
             not answer.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    in_jax = isinstance(strategy, PjrtStrategy) and strategy.num_processes > 1
-    errors: tuple[type[Exception], ...] = LOSS_ERRORS
-    if in_jax:
-        import jax
-
-        errors += (jax.errors.JaxRuntimeError,)
+    runtime = runtime_of(strategy) if strategy else None
+    errors = LOSS_ERRORS + (runtime.loss_errors if runtime else ())
     try:
         yield
     except errors as error:
-        who = "JAX" if in_jax else "TensorFlow"
+        who = "TensorFlow" if isinstance(error, LOSS_ERRORS) else "JAX"
         said = f"{who} says: {first_line(error)[:200]}"
         if on_tpu:
             logging.exception("an operation on the TPU failed")
@@ -175,7 +162,7 @@ def name_lost_workers(
                 remedy="If this happens again, use another machine. Start this "
                 "command again: the run continues from its last checkpoint.",
             ) from None
-        if strategy is not None and is_one_process(strategy):
+        if runtime is not None and runtime.num_processes == 1:
             raise
         raise RetryError(
             "all workers of the run must answer",
@@ -220,10 +207,10 @@ def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:
     Raises:
         UserError: If their steps differ.
     """
-    if is_one_process(strategy):
+    runtime = runtime_of(strategy)
+    if runtime.num_processes == 1:
         return
-
-    total, squares = sum_over_replicas(strategy, [step, step**2])
+    total, squares = runtime.sum_over_replicas([step, step**2])
     replicas = strategy.num_replicas_in_sync
     if total != step * replicas or squares != step**2 * replicas:
         raise UserError(
@@ -232,20 +219,3 @@ def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:
             f"{total / replicas:g}",
             remedy="Use a directory that all workers share, e.g. on gs://.",
         )
-
-
-def sum_over_replicas(
-    strategy: tf.distribute.Strategy, values: list[float]
-) -> list[float]:
-    """Sums values of each process over all replicas, in float64."""
-    if isinstance(strategy, PjrtStrategy):
-        return strategy.sum_over_replicas(values)
-
-    def sums() -> tf.Tensor:
-        replica = tf.distribute.get_replica_context()
-        return replica.all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.constant(values, tf.float64)
-        )
-
-    summed = tf.function(strategy.run)(sums)
-    return strategy.experimental_local_results(summed)[0].numpy().tolist()

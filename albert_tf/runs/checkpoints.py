@@ -33,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import pjrt
+from albert_tf.cluster import runtime
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, files
 
@@ -345,7 +345,7 @@ class CheckpointStore:
             return None
         checkpoint, values = found
         for name, variable in self._variables.items():
-            pjrt.assign(variable, values[name])
+            runtime.assign(variable, values[name])
         self._saved_steps.add(checkpoint.step)
         return checkpoint
 
@@ -423,7 +423,7 @@ class CheckpointStore:
         copy = self._copy
         if copy is None or copy[0] != step:
             self.wait()
-            values = {n: pjrt.read(v) for n, v in self._variables.items()}
+            values = {n: runtime.read(v) for n, v in self._variables.items()}
             copy = self._copy = step, values
         self._writing.append(
             self._writer.submit(self._write, parent, step, dict(notes), copy[1])

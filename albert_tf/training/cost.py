@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from albert_tf.cluster import devices
-from albert_tf.cluster.pjrt import PjrtStrategy
-from albert_tf.cluster.strategy import device_type, devices_per_host
+from albert_tf.cluster.runtime import runtime_of
 from albert_tf.config import DataConfig, ModelConfig
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
 
@@ -85,22 +84,15 @@ def describe_devices(
         For the event of a start: kind, number of TPU chips, of GPUs or of
         machines, number of hosts. And the peak in FLOP/s, if it is known.
     """
-    kind, number = device_type(strategy), strategy.num_replicas_in_sync
-    per_host = devices_per_host(strategy)
-    hosts = number // per_host
+    runtime, number = runtime_of(strategy), strategy.num_replicas_in_sync
+    kind, hosts = runtime.device_type, runtime.num_processes
     peak: float | None = None
     if kind == "TPU":
         if chip := devices.chip_of_this_machine():
             peak = chip.peak_flops
             number = max(1, number // chip.cores)
     elif kind == "GPU":
-        if isinstance(strategy, PjrtStrategy):
-            name = strategy.devices[0].device_kind
-        else:
-            gpu = tf.config.list_physical_devices("GPU")[0]
-            details = tf.config.experimental.get_device_details(gpu)
-            name = details.get("device_name", "")
-        peak = devices.gpu_peak(name)
+        peak = devices.gpu_peak(runtime.gpu_name)
     else:
         number = hosts
     return {"kind": kind, "number": number, "hosts": hosts}, peak

@@ -12,9 +12,8 @@ from absl import logging
 from tqdm import tqdm
 
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.pjrt import PjrtStrategy, Program
-from albert_tf.cluster.strategy import device_type, per_replica_batch_size
-from albert_tf.cluster.workers import is_one_process
+from albert_tf.cluster.runtime import ReplicaFunction
+from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input import record_format
@@ -26,7 +25,6 @@ from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import RunLog
 from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train_step import first_replica_values, read_flag
 
 
 class Evaluator:
@@ -46,7 +44,6 @@ class Evaluator:
         held_out: RecordSet,
         config: PretrainingConfig,
     ) -> None:
-        strategy = host.strategy
         self._host = host
         self._config = config
         self._objective = objective
@@ -54,65 +51,13 @@ class Evaluator:
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, objective.record_format(held_out)
         )
-        self._batches = strategy.distribute_datasets_from_function(make_dataset)
-
+        runtime = host.runtime
+        self._batches = runtime.batches(make_dataset)
         target = ProgramTarget.from_config(
-            config.distribution, device_type(strategy)
+            config.distribution, runtime.device_type
         )
-
-        @tf.autograph.experimental.do_not_convert
-        def compute(batch: Batch) -> tuple[Scalars, dict[str, tf.Tensor]]:
-            outputs = model(batch, dropout=NO_DROPOUT, target=target)
-            sums = objective.sums(outputs, batch)
-            return sums, objective.predictions(outputs, batch)
-
-        if target.jit_compile:
-            compute = tf.function(compute, jit_compile=True)
-
-        # As in `train_step.make_train_steps`.
-        sums_flags = not is_one_process(strategy)
-
-        @tf.autograph.experimental.do_not_convert
-        def evaluate_on_replica(
-            batch: Batch, stop: tf.Tensor | None = None
-        ) -> tuple[Scalars, dict[str, tf.Tensor]]:
-            replica = tf.distribute.get_replica_context()
-            sums, predictions = compute(batch)
-            if stop is not None:
-                # Only values made on the replica can be reduced.
-                sums = {**sums, "stops": tf.identity(stop)}
-            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
-            return sums, {
-                name: replica.all_gather(value, axis=0)
-                for name, value in predictions.items()
-            }
-
-        if isinstance(strategy, PjrtStrategy):
-            program = Program(strategy, evaluate_on_replica)
-
-            def evaluate_by_jax(batch: Any) -> tuple[Any, Any]:
-                flag = read_flag(host.stop_flag).numpy()
-                sums, rows = program(batch, *[flag] * sums_flags)
-                return {"stops": flag, **sums}, rows
-
-            self._evaluate_batch: Any = evaluate_by_jax
-            return
-
-        @tf.function
-        def evaluate_batch(
-            batch: Batch,
-        ) -> tuple[Scalars, dict[str, tf.Tensor]]:
-            flag = read_flag(host.stop_flag)
-            sums, predictions = strategy.run(
-                evaluate_on_replica,
-                args=(batch, flag) if sums_flags else (batch,),
-            )
-            return (
-                {"stops": flag, **first_replica_values(strategy, sums)},
-                first_replica_values(strategy, predictions),
-            )
-
-        self._evaluate_batch = evaluate_batch
+        function = _make_function(model, objective, target)
+        self._evaluate_batch = runtime.compile(function, host.stop_flag)
 
     def collect(
         self,
@@ -189,6 +134,38 @@ class Evaluator:
             timed = {**metrics, "evaluation_seconds": seconds}
             run_log.write("eval", step, timed)
         return metrics
+
+
+def _make_function(
+    model: keras.layers.Layer, objective: Objective, target: ProgramTarget
+) -> ReplicaFunction:
+    """The evaluation of a batch on one replica, for `Runtime.compile`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def compute(batch: Batch) -> tuple[Scalars, dict[str, tf.Tensor]]:
+        outputs = model(batch, dropout=NO_DROPOUT, target=target)
+        sums = objective.sums(outputs, batch)
+        return sums, objective.predictions(outputs, batch)
+
+    if target.jit_compile:
+        compute = tf.function(compute, jit_compile=True)
+
+    @tf.autograph.experimental.do_not_convert
+    def evaluate_on_replica(
+        batch: Batch, stop: tf.Tensor | None = None
+    ) -> tuple[Scalars, dict[str, tf.Tensor]]:
+        replica = tf.distribute.get_replica_context()
+        sums, predictions = compute(batch)
+        if stop is not None:
+            # Only values made on the replica can be reduced.
+            sums = {**sums, "stops": tf.identity(stop)}
+        sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        return sums, {
+            name: replica.all_gather(value, axis=0)
+            for name, value in predictions.items()
+        }
+
+    return evaluate_on_replica
 
 
 def evaluate_run(

@@ -20,16 +20,13 @@ from absl import logging
 from albert_tf.cluster import devices, versions
 from albert_tf.cluster.host import connect
 from albert_tf.cluster.pjrt import TO_SAVE_MEMORY
+from albert_tf.cluster.runtime import runtime_of
 from albert_tf.cluster.strategy import (
-    device_names,
-    device_type,
     make_strategy,
     per_replica_batch_size,
 )
 from albert_tf.cluster.workers import (
     LOSS_ERRORS,
-    is_one_process,
-    sum_over_replicas,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
@@ -259,15 +256,15 @@ class _Preflight:
         strategy = self._given_strategy or make_strategy(
             self.config.distribution
         )
-        self.strategy = strategy
+        self.strategy, runtime = strategy, runtime_of(strategy)
         yield Row(
             OK,
             f"{strategy.num_replicas_in_sync} replicas of "
             f"{type(strategy).__name__}, here on "
-            f"{', '.join(device_names(strategy))}",
+            f"{', '.join(runtime.device_names)}",
         )
-        on_gpus = device_type(strategy) == "GPU"
-        used = len(device_names(strategy)) if on_gpus else 0
+        on_gpus = runtime.device_type == "GPU"
+        used = len(runtime.device_names) if on_gpus else 0
         fits, text = devices.describe_gpus(self.config.distribution, used)
         yield judge(
             fits,
@@ -297,14 +294,15 @@ class _Preflight:
 
         Otherwise the others would wait for it in their first step.
         """
-        if is_one_process(self.strategy):
+        if runtime_of(self.strategy).num_processes == 1:
             return
         with connect(self.config.distribution, self.strategy):
-            (failed,) = sum_over_replicas(self.strategy, [self._num_failed])
+            runtime = runtime_of(self.strategy)
+            (failed,) = runtime.sum_over_replicas([self._num_failed])
             if failed:
                 # A worker that ended at once could end this sum for another.
                 with contextlib.suppress(*LOSS_ERRORS):
-                    sum_over_replicas(self.strategy, [0.0])
+                    runtime.sum_over_replicas([0.0])
         if failed > 0:
             where = "this worker" if self._num_failed else "other workers"
             raise UserError(

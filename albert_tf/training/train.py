@@ -23,7 +23,6 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import Host, connect
-from albert_tf.cluster.pjrt import PjrtStrategy
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
@@ -59,6 +58,9 @@ from albert_tf.training.warm_start import WarmStart
 # The first call of a program is one step, which compiles, and the second at
 # most this number of steps, from which the watchdog knows the usual time.
 SECOND_CALL_STEPS = 10
+
+# The loop of steps, by runtime.
+_STEPS = {"tensorflow": make_train_steps, "pjrt": PjrtSteps}
 
 
 def train(
@@ -186,9 +188,7 @@ class Trainer:
             per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
         with host.strategy.scope():
             self.state = make_state(config, objective)
-            make_steps: Any = make_train_steps
-            if isinstance(host.strategy, PjrtStrategy):
-                make_steps = PjrtSteps
+            make_steps: Any = _STEPS[host.runtime.name]
             self._train_steps = make_steps(
                 host.strategy, self.state, config, host.stop_flag
             )

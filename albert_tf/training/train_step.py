@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import device_type
-from albert_tf.cluster.workers import is_one_process
+from albert_tf.cluster.runtime import (
+    first_replica_values,
+    read_flag,
+    runtime_of,
+)
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
@@ -102,10 +105,11 @@ def make_train_steps(
         names of `metric_names`, `num_steps` an int32 scalar tensor and
         `rates` the dropout rates.
     """
-    replica_step = make_replica_step(state, config, device_type(strategy))
+    runtime = runtime_of(strategy)
+    replica_step = make_replica_step(state, config, runtime.device_type)
     # Several processes sum up their flags, to stop at the same step. A single
     # process does not send its flag to the devices: a slice may have 256.
-    sums_flags = not is_one_process(strategy)
+    sums_flags = runtime.num_processes > 1
 
     @tf.function
     def train_steps(
@@ -170,21 +174,6 @@ def as_vector(
         return {"all": tf.stack([results[name] for name in names])}
 
     return step_vector
-
-
-def read_flag(flag: tf.Variable | None) -> tf.Tensor:
-    """The value of a stop flag, for use inside a `tf.function`."""
-    return tf.constant(0.0) if flag is None else tf.identity(flag)
-
-
-def first_replica_values(
-    strategy: tf.distribute.Strategy, per_replica: Mapping[str, Any]
-) -> Scalars:
-    """The first replica's values, for values equal on all replicas."""
-    return {
-        name: strategy.experimental_local_results(value)[0]
-        for name, value in per_replica.items()
-    }
 
 
 def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:

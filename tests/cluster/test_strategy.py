@@ -3,7 +3,6 @@ import pathlib
 import platform
 import subprocess
 import sys
-import types
 
 import pytest
 import tensorflow as tf
@@ -109,18 +108,6 @@ def test_a_batch_is_divided_evenly_or_refused():
         UserError, match=r"eval_.*\(8\)\. Received: 3\. Nearest: 8\."
     ):
         share(3, 8, name="eval_batch_size")
-
-
-def test_the_devices_of_the_first_host_are_counted():
-    devices = [
-        f"/job:worker/replica:0/task:{host}/device:TPU:{number}"
-        for host in range(3)
-        for number in range(4)
-    ]
-    strategy = types.SimpleNamespace(
-        extended=types.SimpleNamespace(worker_devices=devices)
-    )
-    assert strategy_module.devices_per_host(strategy) == 4
 
 
 # Prints how many pages 50 arrays take from the kernel that are freed together.

@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.cluster.versions import installed_tensorflows
-from albert_tf.training import evaluate, schedules, train_step
+from albert_tf.training import schedules, train_step
 
 BRIDGE = "tf-replicated-clustering-bridge-v2"
 # Only the wheel tensorflow-tpu has the kernels for TPUs; see `make
@@ -61,10 +62,9 @@ class _Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
 def make_tpu_strategy(monkeypatch, num_replicas=2):
     """A `TPUStrategy` that traces programs; it cannot run them.
 
-    The trainer and the evaluator take its devices for TPUs.
+    Its runtime takes the devices for TPUs.
     """
-    for module in (train_step, evaluate):
-        monkeypatch.setattr(module, "device_type", lambda strategy: "TPU")
+    monkeypatch.setattr(TensorFlowRuntime, "device_type", "TPU")
     return tf.distribute.TPUStrategy(_Resolver(num_replicas))
 
 

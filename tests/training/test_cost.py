@@ -116,7 +116,6 @@ def test_the_peak_of_a_tpu_is_that_of_its_type_or_chips(
     monkeypatch, kind, chips, teraflops
 ):
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    monkeypatch.setattr(cost, "device_type", lambda strategy: "TPU")
     monkeypatch.setattr(devices, "find_chips", lambda: chips)
     monkeypatch.delenv(devices.TYPE_VARIABLE, raising=False)
     if kind:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from albert_tf import run_pretraining
 from albert_tf.cluster.host import Host
+from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets as training_records
@@ -94,7 +95,7 @@ def test_replicas_and_the_program_for_gpus_have_the_same_result(
     on_cpus, _, _ = evaluate_with(config)
     config = config.replace(strategy="mirrored", num_logical_cpus=2)
     assert evaluate_with(config)[0] == pytest.approx(on_cpus, rel=1e-5)
-    monkeypatch.setattr(evaluate, "device_type", lambda strategy: "GPU")
+    monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
     compiled = []
     function = tf.function
 

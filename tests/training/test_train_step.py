@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.training import train_step
 from albert_tf.training.schedules import DropoutRates
 from tests.helpers import tiny_run
@@ -110,7 +111,7 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
         learning_rate=0.001,
     )
     on_cpus = run_steps(plain)
-    monkeypatch.setattr(train_step, "device_type", lambda strategy: "GPU")
+    monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
     on_gpus = run_steps(plain.replace(remat=True))
     assert (on_cpus.num_compiled, on_gpus.num_compiled) == (0, 2)
     # Not one kernel for each variable: XLA compiles the clipping, too.
