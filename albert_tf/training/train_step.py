@@ -202,61 +202,35 @@ def make_replica_step(
         given, `stops`, its sum over all replicas.
     """
     target = ProgramTarget.from_config(config.distribution, device_type)
-    run_seed = config.training.seed
-    clip_norm = config.optimizer.clip_norm
-
-    @tf.autograph.experimental.do_not_convert
-    def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
-        """Clips, updates all variables, and returns the norms."""
-        gradient_norm = tf.linalg.global_norm(gradients)
-        scale = tf.constant(1.0)
-        if clip_norm:
-            # The optimizer multiplies by the factor that clips.
-            (scale,), _ = tf.clip_by_global_norm(
-                [scale], clip_norm, use_norm=gradient_norm
-            )
-        update_metrics = state.optimizer.apply(
-            gradients, learning_rate, scale, fuse=target.fuse
-        )
-        return {"gradient_norm": gradient_norm, **update_metrics}
-
-    if device_type == "GPU":
-        # One program, instead of some fifteen kernels for each variable.
-        update = tf.function(update, jit_compile=True, autograph=False)
+    objective = state.objective
+    update = _make_update(state, config, target)
 
     @tf.autograph.experimental.do_not_convert
     def replica_step(
         batch: Batch, rates: DropoutRates, stop: tf.Tensor | None = None
     ) -> Scalars:
-        replica = tf.distribute.get_replica_context()
-        num_replicas = replica.num_replicas_in_sync
-        # Batches of several workers lack the static batch size.
-        rows = config.data.global_batch_size // num_replicas
-        batch = {
-            name: tf.ensure_shape(value, [rows, *value.shape[1:]])
-            for name, value in batch.items()
-        }
-        # A function of (seed, step, replica).
-        seed = tf.constant([run_seed & 0x7FFFFFFF, run_seed >> 31], tf.int32)
-        seed = fold_in(seed, state.step)
-        seed = fold_in(seed, replica.replica_id_in_sync_group)
+        batch = _with_static_shapes(batch, config)
+        seed = _seed_of_replica(config.training.seed, state.step)
         # All losses are divided by the weights of the global batch, so each
         # label counts the same in every replica and micro-batch.
-        weights = state.objective.weights(batch)
-        total = _all_reduce_sum(tf.stack(list(weights.values())))
-        weights = dict(zip(weights, tf.unstack(total), strict=True))
+        _, weights = _sum_over_replicas([], objective.weights(batch))
 
         def add_gradients(
-            micro_batch: Batch,
-            index: Any,
-            so_far: Sequence[tf.Tensor] | None,
-        ) -> Any:
+            part: Batch, number: Any, so_far: Sequence[tf.Tensor] | None
+        ) -> tuple[list[tf.Tensor], Scalars]:
             dropout = Dropout(
-                rates.hidden, rates.attention, fold_in(seed, index)
+                rates.hidden, rates.attention, fold_in(seed, number)
             )
-            gradients, sums = _gradients(
-                state, micro_batch, weights, dropout, target
-            )
+            with tf.GradientTape() as tape:
+                outputs = state.model(part, dropout=dropout, target=target)
+                sums = objective.sums(outputs, part)
+                loss = objective.loss(sums, weights)
+            variables = [v.value for v in state.model.trainable_variables]
+            # Sparse gradients of embeddings may have several terms for one row.
+            # Norm and moments need the square of their sum: make them dense.
+            gradients = [
+                tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)
+            ]
             if so_far is not None:
                 gradients = list(map(tf.add, so_far, gradients))
             return gradients, sums
@@ -268,17 +242,73 @@ def make_replica_step(
             config.data.gradient_accumulation_steps,
             target.jit_compile,
         )
-        flags = {} if stop is None else {"stops": stop}
-        *gradients, vector = _all_reduce_sum(
-            [*gradients, tf.stack([*sums.values(), *flags.values()])]
-        )
-        sums = dict(zip([*sums, *flags], tf.unstack(vector), strict=True))
-        flags = {name: sums.pop(name) for name in flags}
-        update_metrics = update(gradients, learning_rate(state.step, config))
+        stops = {} if stop is None else {"stops": stop}
+        gradients, sums = _sum_over_replicas(gradients, {**sums, **stops})
+        stops = {name: sums.pop(name) for name in stops}
+        norms = update(gradients, learning_rate(state.step, config))
         state.step.assign_add(1)
-        return {**state.objective.metrics(sums), **update_metrics, **flags}
+        return {**objective.metrics(sums), **norms, **stops}
 
     return replica_step
+
+
+def _with_static_shapes(batch: Batch, config: PretrainingConfig) -> Batch:
+    """The batch of a replica; those of several workers lack the static size."""
+    replica = tf.distribute.get_replica_context()
+    rows = config.data.global_batch_size // replica.num_replicas_in_sync
+    return {
+        name: tf.ensure_shape(value, [rows, *value.shape[1:]])
+        for name, value in batch.items()
+    }
+
+
+def _seed_of_replica(run_seed: int, step: tf.Tensor) -> tf.Tensor:
+    """A function of (seed, step, replica)."""
+    replica = tf.distribute.get_replica_context()
+    seed = tf.constant([run_seed & 0x7FFFFFFF, run_seed >> 31], tf.int32)
+    seed = fold_in(seed, step)
+    return fold_in(seed, replica.replica_id_in_sync_group)
+
+
+def _sum_over_replicas(
+    tensors: Sequence[tf.Tensor], scalars: Scalars
+) -> tuple[list[tf.Tensor], Scalars]:
+    """Sums over all replicas, in one call, with all scalars in one vector."""
+    replica = tf.distribute.get_replica_context()
+    *tensors, vector = replica.all_reduce(
+        tf.distribute.ReduceOp.SUM,
+        [*tensors, tf.stack(list(scalars.values()))],
+    )
+    return tensors, dict(zip(scalars, tf.unstack(vector), strict=True))
+
+
+def _make_update(
+    state: TrainState, config: PretrainingConfig, target: ProgramTarget
+) -> Callable[[list[tf.Tensor], tf.Tensor], Scalars]:
+    """A function of gradients and learning rate that updates all variables.
+
+    It clips, and returns the norms.
+    """
+    clip_norm = config.optimizer.clip_norm
+
+    @tf.autograph.experimental.do_not_convert
+    def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
+        gradient_norm = tf.linalg.global_norm(gradients)
+        scale = tf.constant(1.0)
+        if clip_norm:
+            # The optimizer multiplies by the factor that clips.
+            (scale,), _ = tf.clip_by_global_norm(
+                [scale], clip_norm, use_norm=gradient_norm
+            )
+        norms = state.optimizer.apply(
+            gradients, learning_rate, scale, fuse=target.fuse
+        )
+        return {"gradient_norm": gradient_norm, **norms}
+
+    if target.device_type == "GPU":
+        # One program, instead of some fifteen kernels for each variable.
+        return tf.function(update, jit_compile=True, autograph=False)
+    return update
 
 
 def _add_micro_batches(
@@ -346,30 +376,6 @@ def _add_micro_batches(
         (first, gradients, sums),
     )
     return gradients, sums
-
-
-def _gradients(
-    state: TrainState,
-    micro_batch: Batch,
-    weights: Scalars,
-    dropout: Dropout,
-    target: ProgramTarget,
-) -> tuple[list[tf.Tensor], Scalars]:
-    """The gradients of `Objective.loss`, and `Objective.sums`."""
-    with tf.GradientTape() as tape:
-        outputs = state.model(micro_batch, dropout=dropout, target=target)
-        sums = state.objective.sums(outputs, micro_batch)
-        loss = state.objective.loss(sums, weights)
-    variables = [v.value for v in state.model.trainable_variables]
-    gradients = tape.gradient(loss, variables)
-    # Sparse gradients of embeddings may have several terms for one row. Norm
-    # and moments need the square of their sum, so make the gradients dense.
-    return [tf.convert_to_tensor(g) for g in gradients], sums
-
-
-def _all_reduce_sum(values: Any) -> Any:
-    replica = tf.distribute.get_replica_context()
-    return replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
 def learning_rate(step: tf.Tensor, config: PretrainingConfig) -> tf.Tensor:

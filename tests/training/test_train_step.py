@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.runtime import TensorFlowRuntime
+from albert_tf.modeling import dropout
 from albert_tf.training import train_step
 from albert_tf.training.schedules import DropoutRates
 from tests.helpers import tiny_run
@@ -143,26 +144,21 @@ def test_each_seed_step_replica_and_micro_batch_has_other_masks(
 ):
     seeds = []
 
-    def record(state, micro_batch, weights, dropout, target):
-        """Takes the place of the model; its losses and gradients are 0."""
+    def record(hidden, attention, seed):
+        """Takes the place of dropout."""
         tf.numpy_function(
-            lambda seed: seeds.append(tuple(seed.tolist())), [dropout.seed], []
+            lambda seed: seeds.append(tuple(seed.tolist())), [seed], []
         )
-        sums = [
-            f"{task}_{quantity}_sum"
-            for task in ("mlm", "sentence")
-            for quantity in ("loss", "correct", "weight")
-        ]
-        gradients = [tf.zeros(v.shape) for v in state.model.trainable_variables]
-        return gradients, dict.fromkeys(sums, tf.zeros(()))
+        return dropout.NO_DROPOUT
 
-    monkeypatch.setattr(train_step, "_gradients", record)
+    monkeypatch.setattr(train_step, "Dropout", record)
     for seed in (1, 2):
         config = tiny_run.make_synthetic_config(
             tmp_path,
             gradient_accumulation_steps=2,
             optimizer="adamw",
             seed=seed,
+            num_hidden_layers=1,
             **MIRRORED,
         )
         StepProgram(config).run(2, DropoutRates(0.1, 0.1))
