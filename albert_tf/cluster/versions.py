@@ -11,16 +11,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from albert_tf.errors import UserError
 
-# The project, and its dependencies that may change what a run computes.
-PROJECT = "albert-tf"
+# Dependencies that may change what a run computes.
 PACKAGES = ("keras", "numpy", "protobuf", "sentencepiece", "tensorboard")
 # Distributions of TensorFlow; all install into the same directory.
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
@@ -36,14 +32,6 @@ LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 ACCELERATORS = ("/dev/nvidia*", "/dev/accel*", "/dev/vfio/*")
 
 
-class Installed(NamedTuple):
-    """A package that a run needs."""
-
-    name: str
-    version: str  # or "none"
-    remedy: str = ""  # unless the project works with this version
-
-
 def import_tensorflow() -> None:
     """Imports TensorFlow quickly, and without its lines about this machine.
 
@@ -54,14 +42,14 @@ def import_tensorflow() -> None:
         ModuleNotFoundError: If TensorFlow is missing.
         UserError: If its libtpu would end the process.
     """
-    libtpu = _judge("libtpu", _version("libtpu"), NEWEST_LIBTPU)
+    libtpu = _version("libtpu")
     on_tpu = "tensorflow-tpu" in installed_tensorflows()
-    if on_tpu and libtpu.remedy and libtpu.version != "none":
+    if on_tpu and libtpu and libtpu not in NEWEST_LIBTPU:
         raise UserError(
             f"libtpu must be {NEWEST_LIBTPU}: with a newer one the import of "
             "tensorflow-tpu ends the process",
-            received=libtpu.version,
-            remedy=libtpu.remedy,
+            received=libtpu,
+            remedy=f"pip install 'libtpu{NEWEST_LIBTPU}'",
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(quick_import())
@@ -119,57 +107,17 @@ def import_triton() -> None:
             import triton  # noqa: F401
 
 
-def check_installed() -> list[Installed]:
-    """Python, and the packages that a run or TensorFlow needs."""
-    limits = _limits()
-    python = ".".join(map(str, sys.version_info[:3]))
-    found = [_judge("Python", python, limits.get("Python"))]
-    tensorflows = installed_tensorflows()
-    for name, version in tensorflows.items():
-        found.append(_judge(name, version, limits.get("tensorflow")))
-    if len(tensorflows) > 1:
-        names = " ".join(tensorflows)
-        remedy = f"pip uninstall {names}, then install only one of them."
-        found.append(Installed(names, "in the same directory", remedy))
-    found += [_judge(n, _version(n), limits.get(n)) for n in PACKAGES]
-    text = _version("tensorflow-text")
-    if text and tensorflows:
-        # Its library is linked against one minor release.
-        minor = Version([*tensorflows.values()][-1]).release[:2]
-        same = SpecifierSet(f"=={'.'.join(map(str, minor))}.*")
-        found.append(_judge("tensorflow-text", text, same))
-    if "tensorflow-tpu" in tensorflows:
-        found.append(_judge("libtpu", _version("libtpu"), NEWEST_LIBTPU))
-    return found
-
-
-def _limits() -> dict[str, SpecifierSet]:
-    """The versions that setup.py requires; {} unless it has been installed."""
-    try:
-        project = importlib.metadata.distribution(PROJECT)
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    python = SpecifierSet(project.metadata["Requires-Python"])
-    needed = map(Requirement, project.requires or ())
-    return {"Python": python} | {one.name: one.specifier for one in needed}
-
-
 def software() -> dict[str, str]:
     """What may change the rounding of a run: versions and compiler flags."""
+    names = (*PACKAGES, "tensorflow-text", "libtpu")
+    found = {name: _version(name) for name in names}
     flags = {name: os.getenv(name, "") for name in COMPILER_VARIABLES}
     return {
-        **{one.name: one.version for one in check_installed()},
+        "Python": ".".join(map(str, sys.version_info[:3])),
+        **installed_tensorflows(),
+        **{name: version for name, version in found.items() if version},
         **{name: value for name, value in flags.items() if value},
     }
-
-
-def _judge(name: str, version: str, limits: SpecifierSet | None) -> Installed:
-    if version and (not limits or limits.contains(version, prereleases=True)):
-        return Installed(name, version)
-    remedy = f"pip install '{name}{limits or ''}'"
-    if name == "Python":
-        remedy = f"Make an environment with Python{limits}."
-    return Installed(name, version or "none", remedy)
 
 
 def installed_tensorflows() -> dict[str, str]:

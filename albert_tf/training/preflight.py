@@ -185,8 +185,9 @@ class _Preflight:
         print(end="", flush=True)
 
     def _versions(self) -> Iterator[Row]:
-        for name, version, remedy in versions.check_installed():
-            yield judge(not remedy, version, remedy, name)
+        found = versions.software()
+        text = ", ".join(f"{name} {value}" for name, value in found.items())
+        yield Row(OK, text)
 
     # Directories.
 
