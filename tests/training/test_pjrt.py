@@ -174,7 +174,9 @@ def test_host_reads_results_two_steps_late(tiny_records, tmp_path, monkeypatch):
         tiny_records, tmp_path, runtime="pjrt", num_logical_cpus=1
     )
     strategy = make_strategy(config.distribution)
-    state = pjrt_steps.TrainState(None, None, None, *scalars(strategy))
+    with strategy.scope():
+        step = tf.Variable(0, dtype=tf.int64)
+    state = pjrt_steps.TrainState(None, None, None, step)
     steps = pjrt_steps.PjrtSteps(strategy, state, config)(
         iter(range(10)), {"loss": 5.0}, 4, None
     )
@@ -183,11 +185,6 @@ def test_host_reads_results_two_steps_late(tiny_records, tmp_path, monkeypatch):
         *("read 2", "read 3"),
     ]
     assert (steps.num_steps, steps.totals) == (4, {"loss": 9.0})
-
-
-def scalars(strategy):
-    with strategy.scope():
-        return tf.Variable(0, dtype=tf.int64), tf.Variable(1.0)
 
 
 @pytest.mark.parametrize(
