@@ -15,7 +15,6 @@ import re
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -385,45 +384,18 @@ def read_again_if_damaged(
 
 
 @contextlib.contextmanager
-def log_delays(path: str) -> Iterator[None]:
-    """Logs a warning every 30 s during an access to a remote file.
-
-    TensorFlow retries for up to 13 minutes when Cloud Storage does not answer.
-    """
-    ended = threading.Event()
-
-    def log() -> None:
-        began = time.monotonic()
-        while not ended.wait(30):
-            logging.warning(
-                "access to %s has taken %.0f s so far: Cloud Storage does not "
-                "answer, the network is slow, or the file is large",
-                path,
-                time.monotonic() - began,
-            )
-
-    if is_remote(path):
-        threading.Thread(target=log, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-@contextlib.contextmanager
 def _tensorflow(path: str) -> Iterator[Any]:
-    """Imports TensorFlow to access a remote file, and logs delays.
+    """Imports TensorFlow to access a remote file.
 
     Raises:
         UserError: If TensorFlow does not know the scheme of the path.
     """
     import tensorflow as tf
 
-    with log_delays(path):
-        try:
-            yield tf
-        except tf.errors.UnimplementedError as error:
-            raise faults.explain(error) or error from None
+    try:
+        yield tf
+    except tf.errors.UnimplementedError as error:
+        raise faults.explain(error) or error from None
 
 
 @contextlib.contextmanager
@@ -440,9 +412,8 @@ def atomic_write(path: str) -> Iterator[Any]:
 
         with tf.io.gfile.GFile(partial, "wb") as file:
             yield file
-            with log_delays(path):
-                file.close()  # uploads
-                tf.io.gfile.rename(partial, path, overwrite=True)
+            file.close()  # uploads
+            tf.io.gfile.rename(partial, path, overwrite=True)
         return
     with open(partial, "wb") as file:
         try:

@@ -447,9 +447,8 @@ class CheckpointStore:
         directory = posixpath.join(parent, f"step-{step:08d}")
         started = time.monotonic()
         try:
-            with files.log_delays(directory):
-                _remove(directory)
-                write_checkpoint(directory, step, notes, values)
+            _remove(directory)
+            write_checkpoint(directory, step, notes, values)
         except (OSError, tf.errors.OpError) as error:
             if parent == self._directory:
                 self._saved_steps.discard(step)
