@@ -23,21 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from albert_tf.config import FinetuningConfig, SequenceConfig
-from albert_tf.config.task import (
-    MULTI_LABEL,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
-    TaskConfig,
-    TaskHeadConfig,
-)
+from albert_tf.config import FinetuningConfig
+from albert_tf.config.task import TaskHeadConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.examples import (
-    ChoiceExample,
+from albert_tf.finetuning.kinds import (
+    KINDS,
     ExampleSet,
-    TextExample,
+    Reader,
+    TaskFeature,
 )
 from albert_tf.finetuning.tasks import TRAIN
 from albert_tf.input.record_format import serialize
@@ -49,13 +42,8 @@ from albert_tf.io.files import (
 )
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.features import METADATA_FILE, sha256_of
-from albert_tf.records.gaps import fill_gaps
-from albert_tf.records.questions import WindowMaker
 from albert_tf.records.tokenization import (
-    ModelInputs,
     Tokenizer,
-    join,
-    truncate,
 )
 
 FEATURES_DIR = "features"
@@ -76,80 +64,8 @@ _BATCH = 1000  # texts to tokenize in one call
 Record = Mapping[str, np.ndarray]
 
 
-class TaskFeature(NamedTuple):
-    """A feature of a record.
-
-    Attributes:
-        dtype: "int64" or "float32", as stored.
-        num_sequences: Number of sequences of `max_seq_length` tokens that the
-            feature holds, one after another. 0: `size` values.
-    """
-
-    name: str
-    dtype: str
-    num_sequences: int = 0
-    size: int = 1
-
-    def length(self, shape: SequenceConfig) -> int:
-        """Returns the number of values in a record."""
-        return self.num_sequences * shape.max_seq_length or self.size
-
-
-def task_features(
-    kind: str, num_choices: int = 0, num_classes: int = 0
-) -> tuple[TaskFeature, ...]:
-    """Returns the features of a record of a kind of `config.task.KINDS`."""
-    sequences = num_choices if kind == MULTIPLE_CHOICE else 1
-    shared = (
-        # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
-        TaskFeature("input_ids", "int64", sequences),
-        # 1 for a token, 0 for padding.
-        TaskFeature("input_mask", "int64", sequences),
-        # 0 up to the first [SEP], 1 up to the second; padded with 0.
-        TaskFeature("segment_ids", "int64", sequences),
-        # 1.0; 0.0 for a record that only fills a batch.
-        TaskFeature("example_weight", "float32"),
-    )
-    if kind == REGRESSION:
-        return (*shared, TaskFeature("label", "float32"))
-    if kind == MULTI_LABEL:
-        # 1 for a class of the text, 0 for another.
-        return (*shared, TaskFeature("labels", "float32", size=num_classes))
-    if kind == TOKEN_CLASSIFICATION:
-        return (
-            *shared,
-            # For the first token of a word its number, from 1; 0 for others.
-            TaskFeature("word_numbers", "int64", 1),
-            # Index of the tag of that word; 0 elsewhere, and in test files.
-            TaskFeature("token_labels", "int64", 1),
-        )
-    if kind != QUESTION_ANSWERING:
-        # Index of the class or choice; 0 without a label, as in test files.
-        return (*shared, TaskFeature("label", "int64"))
-    return (
-        *shared,
-        # 1 for a token that no answer contains: question, [SEP], padding.
-        # 0 for the document and for [CLS], as in google-research/albert.
-        TaskFeature("p_mask", "int64", 1),
-        # Positions of the answer's first and last token; 0, which is [CLS],
-        # if the window does not contain the answer.
-        TaskFeature("start_position", "int64"),
-        TaskFeature("end_position", "int64"),
-        # 1 if the window does not contain an answer.
-        TaskFeature("is_impossible", "int64"),
-    )
-
-
-# --- text -> records ----------------------------------------------------------
-
-
-def make_records(
-    examples: ExampleSet,
-    tokenizer: Tokenizer,
-    config: TaskConfig,
-    max_seq_length: int,
-) -> Iterator[Record]:
-    """Yields the records of examples, in order, as `task_features` lists them.
+def make_records(examples: ExampleSet, reader: Reader) -> Iterator[Record]:
+    """Yields the records of examples, in order, with the features of the kind.
 
     A question has a record for each window of its document. A question whose
     answer cannot be found is added to `examples.bad`; in training, it has no
@@ -158,118 +74,14 @@ def make_records(
     Raises:
         UserError: If the lengths leave no room for a document.
     """
-    task = examples.task
-    if task.kind == QUESTION_ANSWERING:
-        maker = WindowMaker(tokenizer, config, max_seq_length)
-        records = _window_records(examples, maker, max_seq_length)
-    elif task.kind == MULTIPLE_CHOICE:
-        records = _choice_records(
-            examples.examples, tokenizer, config.max_qa_length, max_seq_length
-        )
-    elif task.kind == TOKEN_CLASSIFICATION:
-        records = _word_records(examples, tokenizer, max_seq_length)
-    else:
-        records = _text_records(examples.examples, tokenizer, max_seq_length)
-    num_classes = len(task.labels)
-    features = task_features(task.kind, task.num_choices, num_classes)
-    for values in records:
+    kind = KINDS[examples.task.kind]
+    features = kind.features(examples.task)
+    for values in kind.records(examples, reader):
         values["example_weight"] = 1.0
-        if task.kind == MULTI_LABEL:
-            values["labels"] = np.isin(
-                range(num_classes), values["label"] or ()
-            )
         yield {
-            f.name: np.ravel(values[f.name]).astype(f.dtype) for f in features
+            feature.name: np.ravel(values[feature.name]).astype(feature.dtype)
+            for feature in features
         }
-
-
-def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    encoded = tokenizer.encode_batch(texts)
-    return [ids.tolist() for ids in np.split(encoded.ids, encoded.ends[:-1])]
-
-
-def _text_records(
-    examples: Sequence[TextExample], tokenizer: Tokenizer, length: int
-) -> Iterator[dict[str, Any]]:
-    for begin in range(0, len(examples), _BATCH):
-        batch = examples[begin : begin + _BATCH]
-        firsts = _tokenize(tokenizer, [e.text for e in batch])
-        seconds = None
-        if batch[0].text_pair is not None:
-            seconds = _tokenize(tokenizer, [e.text_pair or "" for e in batch])
-        inputs = join(*truncate(firsts, seconds, length), length)
-        for example, *rows in zip(batch, *inputs, strict=True):
-            yield ModelInputs(*rows)._asdict() | {"label": example.label or 0}
-
-
-def _word_records(
-    examples: ExampleSet, tokenizer: Tokenizer, length: int
-) -> Iterator[dict[str, Any]]:
-    """The first token of a word has its label, as in BERT's paper, section 5.3.
-
-    Words whose first token is beyond the length have none.
-    """
-    for example in examples.examples:
-        pieces = _tokenize(tokenizer, example.words)
-        ends = np.cumsum([1, *map(len, pieces)])
-        firsts = {
-            position: number
-            for number, position in enumerate(ends[:-1])
-            if pieces[number] and position < length - 1
-        }
-        if lost := int((ends[:-1] >= length - 1).sum()):
-            problem = f"{lost} of {len(pieces)} words beyond max_seq_length"
-            examples.bad.append((example.id, problem))
-        ids = [piece for word in pieces for piece in word]
-        inputs = join([ids[: length - 2]], length=length)
-        numbers, labels = np.zeros((2, length), np.int64)
-        numbers[[*firsts]] = [number + 1 for number in firsts.values()]
-        if example.label is not None:
-            labels[[*firsts]] = [example.label[n] for n in firsts.values()]
-        yield inputs._asdict() | {
-            "word_numbers": numbers,
-            "token_labels": labels,
-        }
-
-
-def _choice_records(
-    examples: Sequence[ChoiceExample],
-    tokenizer: Tokenizer,
-    max_qa_length: int,
-    length: int,
-) -> Iterator[dict[str, Any]]:
-    """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
-
-    Question and choice keep their last `max_qa_length` tokens together; the
-    passage loses its end, as in google-research/albert.
-    """
-    longest = min(max_qa_length, length - 3)
-    for example in examples:
-        texts = [fill_gaps(example.question, c) for c in example.choices]
-        passage, *ends = _tokenize(tokenizer, [example.passage, *texts])
-        seconds = [ids[-longest:] for ids in ends]
-        firsts = [passage[: length - 3 - len(second)] for second in seconds]
-        inputs = join(firsts, seconds, length)
-        yield inputs._asdict() | {"label": example.label or 0}
-
-
-def _window_records(
-    examples: ExampleSet, maker: WindowMaker, length: int
-) -> Iterator[dict[str, Any]]:
-    reported = {where for where, _ in examples.bad}
-    for question in examples.examples:
-        windows = maker.make(question)
-        if windows.problem and question.id not in reported:
-            examples.bad.append((question.id, windows.problem))
-        if windows.problem and examples.is_training:
-            continue
-        for window in range(len(windows.spans)):
-            first, last = windows.answer_in(window)
-            yield windows.inputs(window, length) | {
-                "start_position": first,
-                "end_position": last,
-                "is_impossible": first == 0,
-            }
 
 
 # --- records -> files ---------------------------------------------------------
@@ -311,7 +123,7 @@ class FeatureFiles(NamedTuple):
 def find_or_write(
     config: FinetuningConfig,
     head: TaskHeadConfig,
-    tokenizer: Tokenizer,
+    reader: Reader,
     sets: Mapping[str, ExampleSet],
     scratch: str = "",
 ) -> FeatureFiles:
@@ -322,13 +134,13 @@ def find_or_write(
         sets: The examples of each split.
         scratch: Where to write instead of `output_dir`, for a dry run.
     """
-    task, length = config.task, config.data.max_seq_length
+    task, length = config.task, reader.length
     inputs = {
         "examples": {
             split: sha256_of("\n".join(map(repr, examples.examples)).encode())
             for split, examples in sets.items()
         },
-        "vocabulary": describe_vocabulary(tokenizer),
+        "vocabulary": describe_vocabulary(reader.tokenizer),
         "max_seq_length": length,
         "kind": head.kind,
         "doc_stride": task.doc_stride,
@@ -345,7 +157,7 @@ def find_or_write(
         logging.info("using the features in %s", directory)
         return FeatureFiles(directory, **stored)
     records = {
-        split: make_records(examples, tokenizer, task, length)
+        split: make_records(examples, reader)
         for split, examples in sets.items()
     }
     directory = posixpath.join(scratch or parent, name)
@@ -370,7 +182,7 @@ def write(
     inputs_sha256: str = "",
 ) -> FeatureFiles:
     """Writes records; those of "train" in random order, the others in order."""
-    features = task_features(head.kind, head.num_choices, len(head.labels))
+    features = KINDS[head.kind].features(head)
     records = {
         split: [_without_padding(record, features) for record in found]
         for split, found in splits.items()

@@ -11,21 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.config import FinetuningConfig, ModelConfig
-from albert_tf.config.task import (
-    CLASSIFICATION,
-    MULTI_LABEL,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
-    TaskHeadConfig,
-)
+from albert_tf.config.task import TaskHeadConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.features import (
-    FeatureFiles,
-    describe_vocabulary,
-    task_features,
-)
+from albert_tf.finetuning.features import FeatureFiles, describe_vocabulary
+from albert_tf.finetuning.kinds import KINDS
 from albert_tf.finetuning.tasks import DEV, TRAIN
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet
@@ -47,12 +36,7 @@ from albert_tf.runs.directory import (
     load_tokenizer,
 )
 from albert_tf.training import cost, warm_start
-from albert_tf.training.objective import (
-    Objective,
-    Scalars,
-    correctness,
-    weighted_sums,
-)
+from albert_tf.training.objective import Objective, Scalars
 
 # Scores of the collected predictions of a split.
 Score = Callable[[Mapping[str, np.ndarray]], dict[str, float]]
@@ -207,12 +191,11 @@ class Finetuning(Objective):
         score_name: str = "",
     ) -> None:
         self._config, self._head = config, config.head
+        self._kind = KINDS[config.head.kind]
         self._files, self._base = files, base
         self._score, self._score_name = score, score_name
         self.num_sequences = config.head.num_choices
-        self.metric_names = ("loss", "accuracy")
-        if config.head.kind == REGRESSION:
-            self.metric_names = ("loss",)
+        self.metric_names = self._kind.metric_names
 
     def find_training_data(self) -> RecordSet:
         return self._files.records(TRAIN)
@@ -229,9 +212,7 @@ class Finetuning(Objective):
         head = self._head
         if head.num_classes:
             limits |= dict.fromkeys(("label", "token_labels"), head.num_classes)
-        return RecordFormat(
-            task_features(head.kind, head.num_choices, len(head.labels)), limits
-        )
+        return RecordFormat(self._kind.features(head), limits)
 
     def describe_records(self, records: RecordSet) -> list[str]:
         line, labels = self._head.kind.replace("_", " "), self._head.labels
@@ -269,10 +250,10 @@ class Finetuning(Objective):
         write_json(path(RECORDS_METADATA_FILE), metadata)
 
     def weights(self, batch: Batch) -> Scalars:
-        return {"label": tf.reduce_sum(_label_weights(batch))}
+        return {"label": tf.reduce_sum(self._kind.weights(batch))}
 
     def sums(self, outputs: Any, batch: Batch) -> Scalars:
-        return task_sums(self._head, outputs, batch)
+        return self._kind.sums(self._head, outputs, batch)
 
     def loss(self, sums: Scalars, weights: Scalars) -> tf.Tensor:
         return tf.math.divide_no_nan(sums["label_loss_sum"], weights["label"])
@@ -287,12 +268,7 @@ class Finetuning(Objective):
         }
 
     def predictions(self, outputs: Any, batch: Batch) -> dict[str, tf.Tensor]:
-        if self._head.kind == TOKEN_CLASSIFICATION:
-            tags = tf.argmax(outputs["logits"], -1, tf.int32)
-            return {"tags": tags, "word_numbers": batch["word_numbers"]}
-        # The outputs of the beam suffice to find the answers.
-        unused = ("start_logits", "end_logits") if self._head.is_beam else ()
-        return {n: value for n, value in outputs.items() if n not in unused}
+        return self._kind.predictions(self._head, outputs, batch)
 
     def evaluate(
         self, sums: Mapping[str, float], predictions: Mapping[str, np.ndarray]
@@ -326,120 +302,5 @@ class Finetuning(Objective):
         return 3 * num_sequences * (encoder + pooler + head)
 
     def chance_loss(self) -> float | None:
-        head = self._head
-        if head.kind == MULTI_LABEL:
-            return math.log(2)
-        if head.num_classes:
-            return math.log(head.num_classes)
-        if head.kind == QUESTION_ANSWERING and not head.is_beam:
-            return math.log(self._config.data.max_seq_length)
-        return None
-
-
-def _label_weights(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """1 for each label of a batch: `(batch, 1)`; of words `(batch, length)`."""
-    weights = batch["example_weight"]
-    if "word_numbers" in batch:
-        weights *= tf.cast(batch["word_numbers"] > 0, tf.float32)
-    return weights
-
-
-def task_sums(
-    head: TaskHeadConfig,
-    outputs: Mapping[str, tf.Tensor],
-    batch: Mapping[str, tf.Tensor],
-) -> dict[str, tf.Tensor]:
-    """Sums losses, correct predictions and weights over a batch.
-
-    Args:
-        head: What the model predicts.
-        outputs: Outputs of `AlbertForTask`.
-        batch: `example_weight`, float32, `(batch, 1)`, 0 for padding; and the
-            other features of `features.task_features`, `(batch, 1)`.
-
-    Returns:
-        float32 scalars `label_loss_sum`, in nats, or of squared errors for
-        regression; `label_weight_sum`; and, except for regression,
-        `label_correct_sum`. The loss of a span is the mean of the losses of its
-        start and end. The beam head adds half the loss of answerability, as in
-        google-research/albert. The loss of a list of classes is the mean over
-        all classes, each with a sigmoid; it is correct if all are.
-    """
-    return _SUMS[head.kind](head, outputs, batch)
-
-
-_Tensors = Mapping[str, tf.Tensor]
-
-
-def _sums_of_classes(
-    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
-) -> Scalars:
-    weights, labels = batch["example_weight"][:, 0], batch["label"][:, 0]
-    return weighted_sums("label", outputs["logits"], labels, weights)
-
-
-def _sums_of_tags(
-    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
-) -> Scalars:
-    labels, weights = batch["token_labels"], _label_weights(batch)
-    return weighted_sums("label", outputs["logits"], labels, weights)
-
-
-def _sums(
-    batch: _Tensors, losses: tf.Tensor, correct: tf.Tensor | None = None
-) -> Scalars:
-    """The sums of values of each example, `(batch,)`."""
-    weights = batch["example_weight"][:, 0]
-    values = {"loss": losses, "correct": correct}
-    return {"label_weight_sum": tf.reduce_sum(weights)} | {
-        f"label_{name}_sum": tf.reduce_sum(weights * tf.cast(v, tf.float32))
-        for name, v in values.items()
-        if v is not None
-    }
-
-
-def _sums_of_lists(
-    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
-) -> Scalars:
-    logits, labels = outputs["logits"], batch["labels"]
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
-    # A class applies if its logit is above that of not applying, 0.
-    both = tf.stack([tf.zeros_like(logits), logits], axis=-1)
-    of_classes = correctness(both, tf.cast(labels > 0, tf.int32))
-    correct = tf.reduce_prod(of_classes, axis=-1)
-    return _sums(batch, tf.reduce_mean(losses, -1), correct)
-
-
-def _sums_of_values(
-    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
-) -> Scalars:
-    difference = outputs["logits"][:, 0] - batch["label"][:, 0]
-    return _sums(batch, tf.square(difference))
-
-
-def _sums_of_spans(
-    head: TaskHeadConfig, outputs: _Tensors, batch: _Tensors
-) -> Scalars:
-    starts, ends = batch["start_position"][:, 0], batch["end_position"][:, 0]
-    start_logits, end_logits = outputs["start_logits"], outputs["end_logits"]
-    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
-    losses = (
-        cross_entropy(starts, start_logits) + cross_entropy(ends, end_logits)
-    ) / 2
-    if head.is_beam:
-        is_impossible = tf.cast(batch["is_impossible"][:, 0], tf.float32)
-        losses += 0.5 * tf.nn.sigmoid_cross_entropy_with_logits(
-            is_impossible, outputs["null_logits"]
-        )
-    correct = correctness(start_logits, starts) * correctness(end_logits, ends)
-    return _sums(batch, losses, correct)
-
-
-_SUMS: Mapping[str, Callable[..., Scalars]] = {
-    CLASSIFICATION: _sums_of_classes,
-    MULTIPLE_CHOICE: _sums_of_classes,
-    MULTI_LABEL: _sums_of_lists,
-    REGRESSION: _sums_of_values,
-    QUESTION_ANSWERING: _sums_of_spans,
-    TOKEN_CLASSIFICATION: _sums_of_tags,
-}
+        length = self._config.data.max_seq_length
+        return self._kind.chance_loss(self._head, length)

@@ -10,35 +10,35 @@ import json
 import posixpath
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from absl import logging
 
 from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.task import (
-    MULTI_LABEL,
-    OWN_TASKS,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
-)
+from albert_tf.config.task import OWN_TASKS
 from albert_tf.errors import UserError
-from albert_tf.finetuning import features, scores
-from albert_tf.finetuning.examples import ExampleSet, has_split, read_examples
+from albert_tf.finetuning import features
+from albert_tf.finetuning.examples import has_split, read_examples
 from albert_tf.finetuning.features import FeatureFiles
+from albert_tf.finetuning.kinds import (
+    KINDS,
+    Arrays,
+    ExampleSet,
+    Kind,
+    Reader,
+    find_task,
+)
 from albert_tf.finetuning.objective import (
     BaseModel,
     Finetuning,
     base_model_of_run,
     find_base_model,
 )
-from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.records.questions import WindowMaker, find_answers
+from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task
 from albert_tf.runs.checkpoints import BEST_DIR, CheckpointStore
 from albert_tf.runs.directory import (
     load_config,
@@ -52,8 +52,6 @@ from albert_tf.training.train import train
 
 PREDICTIONS_DIR = "predictions"
 
-Arrays = Mapping[str, np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
@@ -61,13 +59,17 @@ class Scorer:
 
     Attributes:
         examples: The examples of the split.
-        maker: Makes the windows of questions; None for other kinds.
+        reader: How their text became tokens.
         null_threshold: Null odds above which a question has no answer.
     """
 
     examples: ExampleSet
-    maker: WindowMaker | None
+    reader: Reader
     null_threshold: float
+
+    @property
+    def _kind(self) -> Kind:
+        return KINDS[self.examples.task.kind]
 
     def __call__(self, collected: Arrays) -> dict[str, float]:
         """Computes the scores of the task.
@@ -75,50 +77,17 @@ class Scorer:
         Args:
             collected: `Finetuning.predictions` of all records, in order.
         """
-        task, found = self.examples.task, self.find(collected)
-        if task.kind != QUESTION_ANSWERING:
-            return scores.score(task, self.examples.labels(), found)
-        may_be_null = task.may_be_unanswerable
-        return scores.score_answers(
-            self.examples.examples,
-            {answer.id: answer.text() for answer in found},
-            {a.id: a.null_odds for a in found} if may_be_null else None,
-            self.null_threshold,
-            may_be_unanswerable=may_be_null,
+        found = self._kind.find(self.examples, collected, self.reader)
+        return self._kind.score(self.examples, found, self.null_threshold)
+
+    def write(self, collected: Arrays, run_dir: str) -> None:
+        """Writes the predictions of a split to a run."""
+        found = self._kind.find(self.examples, collected, self.reader)
+        directory = posixpath.join(run_dir, PREDICTIONS_DIR)
+        path = self._kind.write(
+            directory, self.examples, found, self.null_threshold
         )
-
-    def find(self, collected: Arrays) -> Any:
-        """The `QuestionAnswer` of each question.
-
-        Of other kinds, the predictions as in `scores.score`.
-        """
-        if self.maker is not None:
-            return list(
-                find_answers(self.examples.examples, self.maker, collected)
-            )
-        task = self.examples.task
-        if task.kind == TOKEN_CLASSIFICATION:
-            return list(self._find_tags(**collected))
-        logits = collected["logits"]
-        if task.kind == REGRESSION:
-            return logits[:, 0]
-        best = logits.argmax(axis=-1)
-        if task.kind == MULTI_LABEL:
-            best = map(np.flatnonzero, logits > 0)
-        return list(map(task.named, best))
-
-    def _find_tags(
-        self, tags: np.ndarray, word_numbers: np.ndarray
-    ) -> Iterator[list[str]]:
-        """The tags of each text; "O" for a word that the model did not read."""
-        for example, row, numbers in zip(
-            self.examples.examples, tags, word_numbers, strict=True
-        ):
-            found = ["O"] * len(example.words)
-            for position in np.flatnonzero(numbers):
-                label = self.examples.task.labels[row[position]]
-                found[numbers[position] - 1] = label
-            yield found
+        logging.info("wrote predictions to %s", path)
 
 
 class Inputs(NamedTuple):
@@ -184,7 +153,9 @@ def _train(
             "the paper fine-tunes on %s before %s, which gives higher scores; "
             "this run starts from a pretrained model. Give a run of "
             "--task=%s as --init_checkpoint",
-            *(task.starts_from, task.name, task.starts_from),
+            task.starts_from,
+            task.name,
+            task.starts_from,
         )
     head = dataclasses.replace(
         config.head,
@@ -289,14 +260,12 @@ def _resolve(
 
     `scratch` is where to write the features; "" for `output_dir`.
     """
+    # Windows may be longer than the sequences of the features.
+    length = config.data.max_seq_length
+    reader = Reader(base.tokenizer, config.task, length)
     find_features = functools.partial(
-        features.find_or_write, config, head, base.tokenizer, sets, scratch
+        features.find_or_write, config, head, reader, sets, scratch
     )
-    maker = None
-    if head.kind == QUESTION_ANSWERING:
-        # Windows may be longer than the sequences of the features.
-        length = config.data.max_seq_length
-        maker = WindowMaker(base.tokenizer, config.task, length)
     files = find_features() if host.is_chief else None
     # After the windows are made, which finds more bad examples.
     for examples in sets.values():
@@ -313,7 +282,7 @@ def _resolve(
     )
     threshold = null_threshold(config.training.output_dir, config)
     scorers = {
-        split: Scorer(examples, maker, threshold)
+        split: Scorer(examples, reader, threshold)
         for split, examples in sets.items()
     }
     return Inputs(complete, base, files, scorers)
@@ -370,18 +339,4 @@ def _predict(inputs: Inputs, host: Host) -> None:
                 scores = objective.evaluate(*collected) | scorer(collected[1])
                 print(json.dumps({"split": split, "step": step, **scores}))
             if training.mode != "eval":
-                _write(split, scorer, collected[1], training.output_dir)
-
-
-def _write(split: str, scorer: Scorer, collected: Arrays, run_dir: str) -> None:
-    path = posixpath.join(run_dir, PREDICTIONS_DIR)
-    task, found = scorer.examples.task, scorer.find(collected)
-    if task.kind == QUESTION_ANSWERING:
-        scores.write_answers(path, found, scorer.null_threshold)
-    else:
-        known = task.splits.get(split)
-        ending = "jsonl" if task.kind == TOKEN_CLASSIFICATION else "tsv"
-        name = (known.submission if known else "") or f"{split}.{ending}"
-        path = posixpath.join(path, name)
-        scores.write_predictions(path, scorer.examples, found)
-    logging.info("wrote predictions to %s", path)
+                scorer.write(collected[1], training.output_dir)

@@ -26,19 +26,12 @@ import posixpath
 import re
 import string
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from unicodedata import category
 
 import numpy as np
 
-from albert_tf.config.task import (
-    MULTI_LABEL,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
-)
-from albert_tf.finetuning.examples import ExampleSet
-from albert_tf.finetuning.tasks import Task
 from albert_tf.io.files import write_text
 from albert_tf.records.questions import Question, QuestionAnswer
 
@@ -50,22 +43,34 @@ _CHARACTER = re.compile(
     "\u2e80-\u31ff\u3400-\u4dbf\u4e00-\ua4cf\ua960-\ua97f\ua9e0-\ua9ff"
     "\uaa60-\uaadf\uac00-\ud7ff\uf900-\ufaff\U00020000-\U000323af]"
 )
-_HEADER = "index\tprediction"
 
 
 # --- scores of classes, choices and values -----------------------------------
 
 
-def score(
-    task: Task, labels: Sequence[Any] | np.ndarray, predictions: Any
+class Places:
+    """Numbers of names: those of the task first, then others as they come."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, name: str) -> int:
+        return self._places.setdefault(name, len(self._places))
+
+
+def compute(
+    names: Iterable[str], labels: Sequence[Any] | np.ndarray, found: Any
 ) -> dict[str, float]:
-    """Computes the scores of a task, with scikit-learn, SciPy and seqeval.
+    """Computes scores, with scikit-learn and SciPy.
 
     Args:
-        task: Its `metrics` name the scores.
-        labels: For each example a value, the name of a class or choice, or the
-            list of its classes or tags.
-        predictions: As `labels`; perhaps with classes that the task lacks.
+        names: Of the scores.
+        labels: For each example a value, the number of a class or choice, or
+            for each class whether it applies.
+        found: The predictions, as `labels`.
 
     Returns:
         The scores by name, and `total`, the number of examples. A correlation
@@ -86,25 +91,28 @@ def score(
         "spearman": functools.partial(_correlation, stats.spearmanr),
         "mean_squared_error": lambda x, y: np.mean(np.subtract(x, y) ** 2),
     }
-    pair = [labels, predictions]
-    places = {name: place for place, name in enumerate(task.names)}
+    return _apply({name: functions[name] for name in names}, labels, found)
 
-    def place_of(name: str) -> int:
-        return places.setdefault(name, len(places))
 
-    if task.kind == TOKEN_CLASSIFICATION:  # of spans; accuracy, of words
-        from seqeval import metrics as spans
+def compute_spans(
+    names: Iterable[str], labels: Sequence[Any], found: Any
+) -> dict[str, float]:
+    """As `compute`, by seqeval, of lists of tags: spans must be complete."""
+    from seqeval import metrics
 
-        functions = {n: getattr(spans, f"{n}_score") for n in task.metrics}
-    elif task.kind == MULTI_LABEL:
-        found = [[[*map(place_of, names)] for names in s] for s in pair]
-        numbers = range(len(places))
-        pair = [np.array([np.isin(numbers, row) for row in s]) for s in found]
-    elif task.kind != REGRESSION:
-        pair = [[*map(place_of, side)] for side in pair]
+    functions = {name: getattr(metrics, f"{name}_score") for name in names}
+    return _apply(functions, labels, found)
+
+
+def _apply(
+    functions: Mapping[str, Callable[..., Any]], labels: Any, found: Any
+) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant predictions
-        scores = {name: float(functions[name](*pair)) for name in task.metrics}
+        scores = {
+            name: float(function(labels, found))
+            for name, function in functions.items()
+        }
     return {**scores, "total": len(labels)}
 
 
@@ -231,30 +239,6 @@ def _mean(scores: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 # --- files of predictions ----------------------------------------------------
-
-
-def write_predictions(
-    path: str, examples: ExampleSet, predictions: Any
-) -> None:
-    """Writes the predictions of all kinds but question answering.
-
-    They are as in `score`. Values of STS-B are cut to its range, 0 to 5.
-    """
-    task = examples.task
-    if task.name == "stsb":
-        predictions = np.clip(predictions, 0, 5)
-    lines = [] if task.kind == TOKEN_CLASSIFICATION else [_HEADER]
-    for example, value in zip(examples.examples, predictions, strict=True):
-        if task.kind == TOKEN_CLASSIFICATION:
-            row = {"id": example.id, "tokens": example.words, "tags": value}
-            lines.append(json.dumps(row, ensure_ascii=False))
-            continue
-        if isinstance(value, list):
-            value = json.dumps(value, ensure_ascii=False)
-        elif not isinstance(value, str):
-            value = f"{value:.3f}"
-        lines.append(f"{example.id}\t{value}")
-    write_text(path, "\n".join(lines) + "\n")
 
 
 def write_answers(

@@ -10,15 +10,10 @@ from typing import Any, NamedTuple
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
     CLASSIFICATION,
-    MULTI_LABEL,
     MULTIPLE_CHOICE,
-    OWN_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
-    TOKEN_CLASSIFICATION,
-    TaskConfig,
 )
-from albert_tf.errors import UserError
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 
@@ -96,100 +91,23 @@ class Task:
     starts_from: str = ""
 
     @property
-    def may_be_unanswerable(self) -> bool:
-        """Whether a document may lack the answer to its question."""
-        return (
-            self.kind == QUESTION_ANSWERING and self.name != ALWAYS_ANSWERABLE
-        )
-
-    @property
     def names(self) -> Sequence[str]:
         """The classes or tags; or letters of choices, and numbers after Z."""
         numbers = range(len(LETTERS), self.num_choices)
         return self.labels or [*LETTERS[: self.num_choices], *map(str, numbers)]
 
     def named(self, label: Any) -> Any:
-        """The name or names in place of indices; the label of other kinds."""
-        if self.kind in (REGRESSION, QUESTION_ANSWERING):
+        """The name or names in place of indices; the label without names."""
+        if not self.names:
             return label
         if isinstance(label, Iterable):
             return [self.names[i] for i in label]
         return self.names[label]
 
 
-# --- tasks of your own -------------------------------------------------------
-
-_LABELLED = {
-    "text": "text_column",
-    "text_pair": "text_pair_column",
-    "label": "label_column",
-}
-_ASKED = {**_LABELLED, "text_pair": "question_column"}
-
-# By kind, the scores, and the settings that name the columns.
-_OWN: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
-    CLASSIFICATION: (("accuracy", "f1_macro"), _LABELLED),
-    REGRESSION: (("pearson", "spearman", "mean_squared_error"), _LABELLED),
-    MULTIPLE_CHOICE: (("accuracy",), {**_ASKED, "choices": "choice_columns"}),
-    QUESTION_ANSWERING: (
-        ("f1", "exact"),
-        {
-            **_ASKED,
-            "label": "answer_column",
-            "answer_start": "answer_start_column",
-        },
-    ),
-    TOKEN_CLASSIFICATION: (
-        ("f1", "precision", "recall", "accuracy"),
-        {"text": "tokens_column", "label": "tags_column"},
-    ),
-    MULTI_LABEL: (("f1_micro", "f1_macro", "accuracy"), _LABELLED),
-}
-
-
-def find_task(config: TaskConfig) -> Task:
-    """Returns the task that `config.task` names.
-
-    Raises:
-        UserError: If the name is unknown, or settings of the task do not fit.
-        ModuleNotFoundError: Without seqeval, for token classification.
-    """
-    kind = config.task
-    if config.labels_are_lists and kind != CLASSIFICATION:
-        raise UserError(
-            f"--labels_are_lists needs --task={CLASSIFICATION}", received=kind
-        )
-    if kind in TASKS:
-        return TASKS[kind]
-    if kind not in OWN_TASKS:
-        raise UserError(
-            "--task must be one of " + ", ".join([*TASKS, *OWN_TASKS]),
-            received=repr(kind),
-        )
-    if config.data_dir:
-        raise UserError(
-            f"--task={kind} must have --train_file, --dev_file or --test_file "
-            "instead of --data_dir",
-            received=config.data_dir,
-        )
-    if kind == MULTIPLE_CHOICE:
-        config.require("choice_columns")
-    if kind == TOKEN_CLASSIFICATION:
-        import seqeval  # noqa: F401  # fails before the training, not after
-    if config.labels_are_lists:
-        kind = MULTI_LABEL
-    metrics, settings = _OWN[kind]
-    named = {
-        name: getattr(config, setting) for name, setting in settings.items()
-    }
-    columns = Columns(**named, id=config.id_column)
-    splits = {name: Split(columns) for name in _FILES}
-    return Task(config.task, kind, splits=splits, metrics=metrics)
-
-
 # --- official tasks ----------------------------------------------------------
 
-_FILES = {TRAIN: "train.tsv", DEV: "dev.tsv", TEST: "test.tsv"}
+FILES = {TRAIN: "train.tsv", DEV: "dev.tsv", TEST: "test.tsv"}
 # Two sets for evaluation: of the genres of the training set, and of others.
 _MNLI_FILES = {
     TRAIN: "train.tsv",
@@ -209,7 +127,7 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
     test_id: str = "index",
-    files: Mapping[str, str] = _FILES,
+    files: Mapping[str, str] = FILES,
 ) -> Task:
     test = columns._replace(label="", header=(), id=test_id)
     splits = {
@@ -229,7 +147,7 @@ def _squad(name: str, version: str) -> Task:
         split: Split(SQUAD, f"{split}-v{version}.json")
         for split in (TRAIN, DEV)
     }
-    metrics, _ = _OWN[QUESTION_ANSWERING]
+    metrics = ("f1", "exact")
     return Task(name, QUESTION_ANSWERING, "squad", splits, metrics=metrics)
 
 
@@ -265,7 +183,10 @@ _ALL = (
     _glue("rte", "RTE", _SENTENCES, _ENTAILMENT, starts_from="mnli"),
     _glue("wnli", "WNLI", _SENTENCES),
     Task(
-        *("ax", CLASSIFICATION, "table", _AX, _MNLI_LABELS),
+        "ax",
+        CLASSIFICATION,
+        splits=_AX,
+        labels=_MNLI_LABELS,
         metrics=("matthews", "accuracy"),
         starts_from="mnli",
     ),

@@ -8,17 +8,18 @@ import pytest
 from albert_tf.config import FinetuningConfig, SequenceConfig, TaskHeadConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.examples import (
-    ChoiceExample,
-    ExampleSet,
-    TextExample,
-    read_examples,
-)
+from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.features import (
     find_or_write,
     make_records,
-    task_features,
     write,
+)
+from albert_tf.finetuning.kinds import (
+    KINDS,
+    ChoiceExample,
+    ExampleSet,
+    Reader,
+    TextExample,
 )
 from albert_tf.finetuning.tasks import TASKS, Task
 from albert_tf.records.questions import Answer, Question
@@ -31,7 +32,9 @@ def encode(tokenizer, name, *examples, length=16, split="train", **settings):
     """The records of examples of an official task."""
     examples = ExampleSet(TASKS[name], split, "a file", examples=list(examples))
     config = TaskConfig(**settings)
-    return examples, list(make_records(examples, tokenizer, config, length))
+    return examples, list(
+        make_records(examples, Reader(tokenizer, config, length))
+    )
 
 
 def pieces(tokenizer, input_ids):
@@ -76,7 +79,7 @@ def test_the_passage_is_cut_and_not_question_or_choice(tokenizer):
     task = dataclasses.replace(TASKS["race"], num_choices=2)
     examples = ExampleSet(task, "train", "a file", examples=[example])
     config = TaskConfig(max_qa_length=8)
-    (record,) = make_records(examples, tokenizer, config, 12)
+    (record,) = make_records(examples, Reader(tokenizer, config, 12))
     first, second = np.split(record["input_ids"], 2)
     assert pieces(tokenizer, first) == [
         *("[CLS]", "one", "two", "three", "four", "five", "[SEP]"),
@@ -93,7 +96,7 @@ def test_the_passage_is_cut_and_not_question_or_choice(tokenizer):
     task = dataclasses.replace(TASKS["race"], num_choices=1)
     example = ChoiceExample("x", "one", "who ran", ("us",), 0)
     examples = ExampleSet(task, "train", "a file", examples=[example])
-    (record,) = make_records(examples, tokenizer, TaskConfig(), 12)
+    (record,) = make_records(examples, Reader(tokenizer, TaskConfig(), 12))
     assert pieces(tokenizer, record["input_ids"])[3:] == [
         *("who", "ran", "us", "[SEP]")
     ]
@@ -143,8 +146,8 @@ def test_records_of_real_data_have_the_features_of_their_task(
     assert len(examples.examples) == num_examples and not examples.bad
     shape = SequenceConfig(max_seq_length=256, max_predictions_per_seq=1)
     task = examples.task
-    features = task_features(task.kind, task.num_choices)
-    records = list(make_records(examples, tokenizer, config, 256))
+    features = KINDS[task.kind].features(task)
+    records = list(make_records(examples, Reader(tokenizer, config, 256)))
     assert len(records) >= num_examples
     for record in records:
         assert set(record) == {feature.name for feature in features}
@@ -166,7 +169,9 @@ def find(run_dir, tokenizer, value=0.5, **settings):
         output_dir=str(run_dir), max_seq_length=8
     )
     head = TaskHeadConfig("regression")
-    return find_or_write(config, head, tokenizer, sets, **settings)
+    return find_or_write(
+        config, head, Reader(tokenizer, config.task, 8), sets, **settings
+    )
 
 
 def contents(directory):

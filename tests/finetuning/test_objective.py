@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from albert_tf.config import TaskHeadConfig
 from albert_tf.config.task import QUESTION_ANSWERING
-from albert_tf.finetuning.objective import task_sums
+from albert_tf.finetuning.kinds import KINDS
 
 # Two questions, of which the second has no answer, and one padding record.
 # The first prediction is right; the second has the right start only.
@@ -26,8 +26,9 @@ def cross_entropies(logits, labels):
 @pytest.mark.parametrize("squad_head", ["plain", "beam"])
 def test_the_sums_of_spans_are_those_of_the_formula(squad_head):
     """The loss of answerability counts half, as in google-research/albert."""
-    sums = task_sums(
-        TaskHeadConfig(QUESTION_ANSWERING, squad_head=squad_head),
+    head = TaskHeadConfig(QUESTION_ANSWERING, squad_head=squad_head)
+    sums = KINDS[head.kind].sums(
+        head,
         {
             "start_logits": tf.constant(START_LOGITS, tf.float32),
             "end_logits": tf.constant(END_LOGITS, tf.float32),
@@ -90,7 +91,7 @@ def test_the_sums_of_spans_are_those_of_the_formula(squad_head):
 def test_a_model_that_cannot_tell_is_right_by_chance(
     head, outputs, labels, expected
 ):
-    sums = task_sums(
+    sums = KINDS[head.kind].sums(
         head,
         {name: tf.constant(v, tf.float32) for name, v in outputs.items()},
         {"example_weight": tf.ones((1, 1))}

@@ -3,18 +3,15 @@
 import dataclasses
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
 
 from albert_tf.config.task import TaskConfig
-from albert_tf.finetuning.examples import ExampleSet, TextExample, read_examples
-from albert_tf.finetuning.scores import (
-    score,
-    score_answers,
-    write_answers,
-    write_predictions,
-)
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.kinds import KINDS, ExampleSet, TextExample
+from albert_tf.finetuning.scores import score_answers, write_answers
 from albert_tf.finetuning.tasks import TASKS
 from albert_tf.records.questions import (
     Answer,
@@ -36,6 +33,14 @@ from tests.helpers.make_squad_scores import (
 LABELS = [1, 1, 1, 0, 0, 0, 0, 1]
 PREDICTIONS = [1, 1, 0, 0, 0, 1, 0, 0]
 # 2 true and 1 false positives, 3 true and 2 false negatives.
+
+
+def score(task, labels, found):
+    return KINDS[task.kind].compare(task, labels, found)
+
+
+def write_predictions(directory, examples, found):
+    return KINDS[examples.task.kind].write(str(directory), examples, found, 0.0)
 
 
 def named(task, *sides):
@@ -201,9 +206,9 @@ def test_predictions_of_classes_are_written_and_scored(tmp_path):
     labels = np.array([example.label for example in examples.examples])
     predictions = labels.copy()
     predictions[:5] = 1 - predictions[:5]
-    path = tmp_path / "QNLI.tsv"
     right, found = named(examples.task, labels, predictions)
-    write_predictions(str(path), examples, found)
+    path = pathlib.Path(write_predictions(tmp_path, examples, found))
+    assert path.name == "dev.tsv"
     assert path.read_text().splitlines()[:2] == [
         "index\tprediction",
         "0\tnot_entailment",
@@ -232,9 +237,8 @@ def test_predictions_of_classes_are_written_and_scored(tmp_path):
 def test_choices_and_values_are_written(task, predictions, expected, tmp_path):
     rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
     examples = ExampleSet(task, "test", "f", examples=rows)
-    path = tmp_path / "p.tsv"
     (values,) = named(task, predictions)
-    write_predictions(str(path), examples, values)
+    path = pathlib.Path(write_predictions(tmp_path, examples, values))
     assert path.read_text() == f"index\tprediction\n0\t{expected}\n"
 
 
@@ -253,9 +257,8 @@ def test_spans_count_if_both_ends_and_the_kind_are_right(tmp_path):
     data.write_text("\n".join(lines) + "\n")
     config = TaskConfig(task="token_classification", dev_file=str(data))
     examples = read_examples(config, "dev")
-    path = tmp_path / "dev.jsonl"
     tags = [["B-ORG", "O", "B-PER", "O"], ["B-ORG", "O"]]
-    write_predictions(str(path), examples, tags)
+    path = pathlib.Path(write_predictions(tmp_path, examples, tags))
     rows = map(json.loads, path.read_text().splitlines())
     assert list(rows) == [
         {"id": example.id, "tokens": list(example.words), "tags": found}

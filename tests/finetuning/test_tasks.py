@@ -4,7 +4,8 @@ import pytest
 
 from albert_tf.config.task import TaskConfig, TaskHeadConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.tasks import TASKS, find_task
+from albert_tf.finetuning.kinds import find_task
+from albert_tf.finetuning.tasks import TASKS
 
 
 def test_labels_have_the_order_of_google_research_albert():

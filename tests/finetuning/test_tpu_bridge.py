@@ -3,7 +3,7 @@
 import pytest
 
 from albert_tf.cluster.host import Host
-from albert_tf.finetuning.features import task_features
+from albert_tf.finetuning.kinds import KINDS
 from albert_tf.training.evaluate import Evaluator
 from tests.helpers import tpu_bridge
 from tests.helpers.random_task import make_task
@@ -21,7 +21,7 @@ def strategy(monkeypatch):
 
 
 def batches_of(strategy, config):
-    features = task_features(config.head.kind, config.head.num_choices)
+    features = KINDS[config.head.kind].features(config.head)
     return tpu_bridge.batches_of_zeros(strategy, config, features)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import FinetuningDataConfig
-from albert_tf.finetuning.features import task_features, write
+from albert_tf.finetuning.features import write
+from albert_tf.finetuning.kinds import KINDS
 from albert_tf.finetuning.objective import BaseModel, Finetuning
 from tests.helpers import tiny_task
 
@@ -33,7 +34,7 @@ def make_task(
         changes: Settings of the run.
     """
     num_classes = len(head.labels)
-    features = task_features(head.kind, head.num_choices, num_classes)
+    features = KINDS[head.kind].features(head)
     rng, of_lists = np.random.default_rng(0), np.random.default_rng(1)
 
     def make_record(number: int) -> dict[str, np.ndarray]:

@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config.task import TaskConfig
-from albert_tf.finetuning.examples import (
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.features import make_records
+from albert_tf.finetuning.kinds import (
     ChoiceExample,
     ExampleSet,
+    Reader,
     TokenExample,
-    read_examples,
 )
-from albert_tf.finetuning.features import make_records
 from albert_tf.finetuning.tasks import Task
 from albert_tf.interop.formats import make_model
 from albert_tf.records.questions import Question, WindowMaker, find_answers
@@ -150,7 +151,7 @@ def test_served_tags_are_those_of_the_model(exported_task):
     ]
     examples = ExampleSet(task, "test", "tests", rows)
     tokenizer = Tokenizer(str(VOCABULARY))
-    records = list(make_records(examples, tokenizer, TASK, LENGTH))
+    records = list(make_records(examples, Reader(tokenizer, TASK, LENGTH)))
     probabilities = softmax(predict(weights, stack(records, *INPUTS))["logits"])
     assert np.ptp(probabilities.max(-1)) > 1e-4  # the tokens differ
     assert "words beyond max_seq_length" in examples.bad[0][1]
@@ -185,7 +186,7 @@ def test_served_choices_are_those_of_the_model(exported_task):
     weights, _, model = exported_task("multiple_choice")
     examples = choice_examples()
     tokenizer = Tokenizer(str(VOCABULARY))
-    records = list(make_records(examples, tokenizer, TASK, LENGTH))
+    records = list(make_records(examples, Reader(tokenizer, TASK, LENGTH)))
     batch = stack(records, *INPUTS)
     probabilities = softmax(predict(weights, batch)["logits"])
     best = probabilities.argmax(axis=-1)
@@ -222,7 +223,7 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
     squad.examples = squad.examples[head == "beam" :: 4]
     weights, _, model = exported_task(head)
     tokenizer = Tokenizer(str(VOCABULARY))
-    records = list(make_records(squad, tokenizer, TASK, LENGTH))
+    records = list(make_records(squad, Reader(tokenizer, TASK, LENGTH)))
     names = (*INPUTS, *["p_mask"] * (head == "beam"))
     outputs = predict(weights, stack(records, *names))
     maker = WindowMaker(tokenizer, TASK, LENGTH)
