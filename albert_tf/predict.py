@@ -45,7 +45,8 @@ probability that the second text follows the first:
     71.3% in order: She opened the door. | It was dark inside.
 
 With --input_file, the texts are the rows of a file, and the command prints, or
-writes to --output_file, a JSON object for each: the row and its answer. Rows of
+writes to --output_file, a JSON object for each: the row and its answer, whose
+names then begin with predicted_. Rows of
 a .txt file are its lines. Rows of .jsonl, .json, .csv and .tsv files have
 columns with the names of the flags, and others, which are kept; --question and
 --choice hold for rows without such a column. A bad row is refused before the
@@ -54,17 +55,19 @@ shown. Memory is bounded, but for a JSON array. The output file appears when it
 is complete.
 
     --input_file=reviews.csv --output_file=answers.jsonl
-    {"id": "17", "text": "A film to remember.", "label": "positive",
-     "probabilities": {...}}
+    {"id": "17", "text": "A film to remember.", "predicted_label": "positive",
+     "predicted_probabilities": {...}}
 
-Of a model that is only pretrained, the answer to a text is {"masks":
-[{"capital": 0.71, ...}]}, and to a pair {"in_order": 0.71, "swapped": 0.29}.
+Of a model that is only pretrained, the answer to a text is
+{"predicted_masks": [{"capital": 0.71, ...}]}, and to a pair
+{"predicted_in_order": 0.71, "predicted_swapped": 0.29}.
 
 The command needs tensorflow-text.
 """
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -76,6 +79,7 @@ from albert_tf.config import PredictConfig, TextsConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_lines, read_rows
 from albert_tf.io.files import atomic_write
+from albert_tf.records.tokenization import MASK_PIECE
 from albert_tf.serving.predict import (
     ExportedModel,
     Row,
@@ -83,7 +87,11 @@ from albert_tf.serving.predict import (
     columns_of,
     print_responses,
     rows_of,
+    warn_of_texts_without_mask,
 )
+
+# Of the names of answers beside the columns of a row.
+_PREFIX = "predicted_"
 
 # Rows that are sorted by length and answered at a time, which bounds memory.
 _NUM_ROWS = 1024
@@ -102,18 +110,41 @@ def main(config: PredictConfig) -> None:
     if not config.input_file:
         print_responses(model, config)
         return
-    columns = columns_of(model.list_signatures())
-    num_rows = sum(1 for _ in _read(config, *columns))  # refuses a bad row
+    output = config.output_file
+    if output and os.path.realpath(output) == os.path.realpath(
+        config.input_file
+    ):
+        raise UserError("output_file must not be input_file", received=output)
+    signatures = model.list_signatures()
+    columns = columns_of(signatures)
+    num_rows = num_without_mask = 0
+    for _, texts in _read(config, *columns):  # refuses a bad row
+        num_rows += 1
+        num_without_mask += MASK_PIECE not in texts["text"]
+    if "fill_mask" in signatures and "text_pair" not in texts:
+        warn_of_texts_without_mask(num_without_mask, num_rows)
 
     def answer_part(part: Sequence[_Row]) -> list[dict[str, Any]]:
         answers = answer_rows(model, [texts for _, texts in part])
         return [
-            {**row, **found}
+            _join(row, found)
             for (row, _), found in zip(part, answers, strict=True)
         ]
 
     rows = _read(config, *columns)
     write_answers(rows, num_rows, answer_part, config.output_file)
+
+
+def _join(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A row and its answer, which has names of its own."""
+    named = {f"{_PREFIX}{name}": value for name, value in found.items()}
+    known = [name for name in named if name in row]
+    if known:
+        raise UserError(
+            "rows must not have columns with the names of answers",
+            received=", ".join(known),
+        )
+    return {**row, **named}
 
 
 def write_answers(
@@ -154,14 +185,17 @@ def _read(
     defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
     for default in defaults:
         del default["text"]
-    names: list[str] = []
+    names: list[str] = []  # of the texts, in all rows as in the first one
     for where, values in found:
         for default in defaults:
             if isinstance(values, str):
                 row, fault = {}, values
             else:
                 row, fault = {**default, **values}, ""
-            names = names or [*needs, *(n for n in may_have if n in row)]
+            given = [name for name in may_have if name in row]
+            names = names or [*needs, *given]
+            if others := [name for name in given if name not in names]:
+                fault = f"{', '.join(others)}, which the first row lacks"
             if fault := fault or _find_fault(row, names):
                 raise UserError(
                     f"{path} must have rows with {', '.join(names)}",

@@ -849,7 +849,8 @@ class TokenClassification(_WithClasses):
     file_header = ()
 
     def layout(self, source: str) -> str:
-        return "table" if source.endswith((".jsonl", ".json")) else "conll"
+        has_lists = source.endswith((".jsonl", ".json", ".parquet"))
+        return "table" if has_lists else "conll"
 
     def collect_labels(
         self, examples: ExampleSet, rows: Sequence[ExampleRow]

@@ -164,6 +164,20 @@ def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
             print(f"{probability:.1%} {name.replace('_', ' ')}: {pair}")
         else:
             _print_filled(row["text"], answer["masks"])
+    if not (task or texts.text_pair):
+        without = [text for text in texts.text if MASK_PIECE not in text]
+        warn_of_texts_without_mask(len(without), len(rows))
+
+
+def warn_of_texts_without_mask(number: int, total: int) -> None:
+    """Says how many texts have nothing to fill."""
+    if number:
+        logging.warning(
+            "%d of %d texts have no %s, so nothing is filled in them",
+            number,
+            total,
+            MASK_PIECE,
+        )
 
 
 def _print_filled(text: str, masks: Sequence[Mapping[str, float]]) -> None:

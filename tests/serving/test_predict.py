@@ -160,7 +160,7 @@ def test_rows_of_a_file_are_answered(
     for i, line in enumerate(output.read_text().splitlines()):
         row = json.loads(line)
         pieces = [piece.decode() for piece in answer["top_pieces"][i, 0]]
-        masks = [list(mask) for mask in row["masks"]]
+        masks = [list(mask) for mask in row["predicted_masks"]]
         assert (row["text"], masks) == (texts[i], [pieces] * (i != 2))
 
     pairs = tmp_path / "pairs.csv"
@@ -171,8 +171,10 @@ def test_rows_of_a_file_are_answered(
     answer = answer_as_served(served, "sentence_order_text_pair", inputs)
     for i, line in enumerate(capsys.readouterr().out.splitlines()):
         row = json.loads(line)
-        assert [row.pop("in_order"), row.pop("swapped")] == pytest.approx(
-            [answer["in_order"][i], answer["swapped"][i]], rel=1e-5
+        names = ("in_order", "swapped")
+        found = [row.pop(f"predicted_{name}") for name in names]
+        assert found == pytest.approx(
+            [answer[name][i] for name in names], rel=1e-5
         )
         assert row == {"id": "78"[i]} | {n: v[i] for n, v in inputs.items()}
 
@@ -205,10 +207,11 @@ def test_questions_of_a_file_are_answered_like_those_of_flags(
         found = list(map(json.loads, capsys.readouterr().out.splitlines()))
         assert len(found) == 4
         for row, answer, asked in zip(found, expected, whole, strict=True):
-            for key, value in {**answer, "text": asked["text"]}.items():
+            for key, value in answer.items():
                 is_text = isinstance(value, str)
                 wanted = value if is_text else pytest.approx(value, rel=1e-5)
-                assert row[key] == wanted
+                assert row[f"predicted_{key}"] == wanted
+            assert row["text"] == asked["text"]
             assert row["question"] == asked["question"]
 
 
@@ -219,6 +222,11 @@ FILES_REFUSED = [
     ("jsonl", '{"text": "a"}\n{"text": 5}', "Received: line 2: text is 5"),
     ("jsonl", '{"text": "\\ud800"}', "line 1: text has an unpaired surrogate"),
     ("jsonl", '{"text": "a"}\n{"text"', "Received: line 2: Expecting ':'"),
+    (
+        "jsonl",
+        '{"text": "a"}\n{"text": "b", "text_pair": "c"}',
+        "Received: line 2: text_pair, which the first row lacks",
+    ),
     ("txt", "\n \n", "in.txt must have rows. Received: none"),
     ("xml", "a", "must end in .tsv, .csv, .jsonl or .json. Received: "),
 ]
@@ -229,7 +237,8 @@ def test_bad_rows_are_refused_before_anything_is_written(
     ending, content, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "albert_tf.predict.ExportedModel", lambda _: Signatures("classify_text")
+        "albert_tf.predict.ExportedModel",
+        lambda _: Signatures("classify_text", "classify_text_pair"),
     )
     source, output = tmp_path / f"in.{ending}", tmp_path / "out.jsonl"
     source.write_text(content)
@@ -279,13 +288,51 @@ def test_files_are_answered_in_bounded_memory(ending, tmp_path, monkeypatch):
     assert peak < 10e6
     with open(output) as file:
         for line, text in zip(file, texts, strict=True):
-            assert json.loads(line) == {"text": text, "value": len(text)}
+            found = {"text": text, "predicted_value": len(text)}
+            assert json.loads(line) == found
     output.unlink()
     with open(source, "a") as file:
         file.write("\n" + form.format("stop"))
     with pytest.raises(UserError, match="the model must answer"):
         main(config)
     assert not output.exists()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_values_of_the_user_stay_beside_the_answers(
+    ending, tmp_path, monkeypatch
+):
+    """A file of predictions replaced labels, in the user's own file, too."""
+    monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: Lengths())
+    source, output = tmp_path / f"in.{ending}", tmp_path / "out.jsonl"
+    given = {"text": "four", "label": "good", "value": "by hand"}
+    rows = {
+        "csv": "\n".join(map(",".join, (given.keys(), given.values()))),
+        "jsonl": json.dumps(given),
+    }
+    source.write_text(rows[ending])
+    config = PredictConfig(saved_model_dir="export", input_file=str(source))
+    main(config.replace(output_file=str(output)))
+    found = json.loads(output.read_text())
+    assert found == {**given, "predicted_value": 4}
+    with pytest.raises(UserError, match="output_file must not be input_file"):
+        main(config.replace(output_file=f"{tmp_path}/./{source.name}"))
+    assert source.read_text() == rows[ending]
+    with pytest.raises(UserError, match="names of answers.*predicted_value"):
+        main(config.replace(input_file=str(output)))
+
+
+def test_texts_without_a_mask_are_counted(exported, tmp_path, caplog):
+    source = tmp_path / "in.txt"
+    source.write_text("A broken <mask>.\nA [MASK] lamp.\nA lamp.\n")
+    config = PredictConfig(saved_model_dir=str(exported("sop")))
+    main(config.replace(input_file=str(source)))
+    assert "2 of 3 texts have no [MASK]" in caplog.text
+    main(config.replace(text=("A lamp.",)))
+    assert "1 of 1 texts have no [MASK]" in caplog.text
+    caplog.clear()
+    main(config.replace(text=("A [MASK].",)))
+    assert not caplog.text
 
 
 def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
