@@ -7,7 +7,7 @@ file holds the graph of the model once.
 import functools
 import math
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,15 +17,6 @@ from albert_tf.config import (
     ExportConfig,
     FinetuningConfig,
     PretrainingConfig,
-    TaskHeadConfig,
-)
-from albert_tf.config.task import (
-    CLASSIFICATION,
-    MULTI_LABEL,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TOKEN_CLASSIFICATION,
 )
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
@@ -51,14 +42,20 @@ from albert_tf.runs.directory import (
 )
 from albert_tf.serving import predict
 from albert_tf.serving.constant_weights import make_constant
-from albert_tf.serving.text_tokenizer import (
-    PackedTexts,
-    TextTokenizer,
-    cut,
-    fill_gaps,
-    join,
-    pack,
+from albert_tf.serving.kinds import (
+    KINDS,
+    PACKED,
+    Answer,
+    Outputs,
+    Signatures,
+    checked_ids,
+    from_texts,
+    ids_of,
+    make_task_signatures,
+    signature,
+    strings,
 )
+from albert_tf.serving.text_tokenizer import TextTokenizer, pack
 from albert_tf.serving.verification import (
     compare,
     make_samples,
@@ -66,10 +63,6 @@ from albert_tf.serving.verification import (
 )
 
 _VERIFIED_BATCH = 8  # texts of different lengths, so that there is padding
-
-Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
-Outputs = dict[str, tf.Tensor]
-Answer = Callable[..., Outputs]
 
 # With a "self_contained" vocabulary, SentencePiece alone makes the ids of raw
 # text; a "published" one needs `tokenization.Tokenizer`.
@@ -259,7 +252,7 @@ def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
     length = config.max_seq_length or run.data.max_seq_length
     if not isinstance(run, FinetuningConfig):
         return length
-    if run.head.kind != QUESTION_ANSWERING:
+    if not KINDS[run.head.kind].asks_client:
         return length
     needed = run.task.max_query_length + 3
     if length <= needed and not config.max_seq_length:
@@ -281,7 +274,7 @@ def _describe_answers(
 ) -> dict[str, Any]:
     """What a client needs to find answers in scores; {} of other models."""
     kind = run.head.kind if isinstance(run, FinetuningConfig) else "pretraining"
-    if kind != QUESTION_ANSWERING:
+    if not isinstance(run, FinetuningConfig) or not KINDS[kind].asks_client:
         if config.null_threshold:
             raise UserError(
                 "null_threshold needs a run of question answering",
@@ -289,7 +282,6 @@ def _describe_answers(
                 remedy="Omit --null_threshold.",
             )
         return {}
-    assert isinstance(run, FinetuningConfig)
     threshold = float(
         config.null_threshold or null_threshold(config.run_dir, run)
     )
@@ -306,50 +298,6 @@ def _describe_answers(
 
 
 # --- signatures -------------------------------------------------------------
-
-
-def _ids(*names: str, num_choices: tuple[int, ...] = ()) -> list[tf.TensorSpec]:
-    """Specifications of ids, `(batch, *num_choices, length)`."""
-    shape = [None, *num_choices, None]
-    return [tf.TensorSpec(shape, tf.int32, name=name) for name in names]
-
-
-def _strings(*names: str) -> list[tf.TensorSpec]:
-    return [tf.TensorSpec([None], tf.string, name=name) for name in names]
-
-
-_PACKED = _ids(*PackedTexts._fields)
-
-
-def _signature(function: Answer, inputs: list[tf.TensorSpec]) -> Any:
-    """A function that takes inputs by the names of their specifications."""
-    return tf.function(function, input_signature=inputs, autograph=False)
-
-
-def _from_texts(
-    answer: Answer, tokenizer: TextTokenizer, max_length: int, *names: str
-) -> Any:
-    """The signature that takes one or two texts instead of ids."""
-
-    def from_texts(*texts: tf.Tensor) -> Outputs:
-        return answer(*pack(max_length, *map(tokenizer.encode, texts)))
-
-    return _signature(from_texts, _strings(*names))
-
-
-def _checked_ids(
-    input_ids: tf.Tensor, max_length: int, num_choices: int = 1
-) -> tf.Tensor:
-    """Refuses, as the graph runs, sequences that are longer than the model.
-
-    Takes and returns ids, int32, `(batch, num_choices * length)`. What is
-    computed from them waits for the check, so that no other error comes first.
-    """
-    length = tf.shape(input_ids)[1] // num_choices
-    message = f"input_ids must be at most {max_length} tokens long"
-    check = tf.debugging.assert_less_equal(length, max_length, message)
-    with tf.control_dependencies([check]):
-        return tf.identity(input_ids)
 
 
 def _embed_signatures(
@@ -369,9 +317,9 @@ def _embed_signatures(
             "normalized_embedding": tf.math.l2_normalize(embedding, axis=-1),
         }
 
-    signatures = {"embed": _signature(embed, _PACKED)}
+    signatures = {"embed": signature(embed, PACKED)}
     if tokenizer:
-        signatures["embed_text"] = _from_texts(
+        signatures["embed_text"] = from_texts(
             embed, tokenizer, max_seq_length, "text"
         )
     return signatures
@@ -396,13 +344,13 @@ def make_signatures(
     """
     max_length = pretrainer.config.max_position_embeddings
 
-    @tf.function(input_signature=_PACKED)
+    @tf.function(input_signature=PACKED)
     def forward(
         input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
     ) -> Outputs:
         outputs = pretrainer.encode(
             {
-                "input_ids": _checked_ids(input_ids, max_length),
+                "input_ids": checked_ids(input_ids, max_length),
                 "input_mask": input_mask,
                 "segment_ids": segment_ids,
             }
@@ -450,25 +398,25 @@ def make_signatures(
         assert sentence is not None
         return dict(zip(sentence.outputs, columns, strict=True))
 
-    encode_ids = _signature(encode, _PACKED)
+    encode_ids = signature(encode, PACKED)
     signatures = {
         "serving_default": encode_ids,
         "encode": encode_ids,
-        "fill_mask": _signature(fill, [*_PACKED, *_ids("masked_lm_positions")]),
+        "fill_mask": signature(fill, [*PACKED, *ids_of("masked_lm_positions")]),
         **_embed_signatures(forward, tokenizer, max_seq_length),
     }
     sentence = predict.SENTENCE_SIGNATURES.get(pretrainer.sentence_objective)
     if sentence:
-        signatures[sentence.name] = _signature(classify, _PACKED)
+        signatures[sentence.name] = signature(classify, PACKED)
     if tokenizer:
         texts = tokenizer, max_seq_length, "text"
         pairs = *texts, "text_pair"
-        signatures["encode_text"] = _from_texts(encode_text, *texts)
-        signatures["encode_text_pair"] = _from_texts(encode_text, *pairs)
-        signatures["fill_mask_text"] = _signature(fill_text, _strings("text"))
+        signatures["encode_text"] = from_texts(encode_text, *texts)
+        signatures["encode_text_pair"] = from_texts(encode_text, *pairs)
+        signatures["fill_mask_text"] = signature(fill_text, strings("text"))
         if sentence:
             name = f"{sentence.name}_text_pair"
-            signatures[name] = _from_texts(classify, *pairs)
+            signatures[name] = from_texts(classify, *pairs)
     return signatures
 
 
@@ -490,176 +438,3 @@ def _find_masks(
     padded = positions.to_tensor(0, shape=shape)
     is_kept = tf.ones_like(positions).to_tensor(0, shape=shape)
     return padded, is_kept > 0
-
-
-# --- fine-tuned models -------------------------------------------------------
-
-
-def answer_numbers(head: TaskHeadConfig, outputs: Outputs) -> Outputs:
-    """The answers of a fine-tuned model as numbers: spans, values, classes."""
-    if head.kind == QUESTION_ANSWERING:
-        return dict(outputs)
-    if head.kind == REGRESSION:
-        return {"value": outputs["logits"][:, 0]}
-    normalize = tf.sigmoid if head.kind == MULTI_LABEL else tf.nn.softmax
-    return {"probabilities": normalize(outputs["logits"])}
-
-
-def make_task_signatures(
-    model: AlbertForTask,
-    run: FinetuningConfig,
-    tokenizer: TextTokenizer | None = None,
-) -> Signatures:
-    """As `make_signatures`, of a fine-tuned model; `run` has its settings.
-
-    A model for question answering has no signatures that take text.
-    """
-    head, max_length = model.head_config, model.config.max_position_embeddings
-    inputs = [*PackedTexts._fields, *["p_mask"] * head.is_beam]
-
-    @tf.function(input_signature=_ids(*inputs))
-    def forward(*values: tf.Tensor) -> Outputs:
-        ids = _checked_ids(values[0], max_length, head.num_choices)
-        return model(dict(zip(inputs, [ids, *values[1:]], strict=True)))
-
-    if head.kind == MULTIPLE_CHOICE:
-        return _choice_signatures(forward, head.num_choices, run, tokenizer)
-    if head.kind == QUESTION_ANSWERING:
-        spans = _signature(lambda *ids: dict(forward(*ids)), _ids(*inputs))
-        return {"serving_default": spans, "score_spans": spans}
-    if head.kind == TOKEN_CLASSIFICATION:
-        length = run.data.max_seq_length
-        return _tag_signatures(forward, head.labels, length, tokenizer)
-
-    def answer(*packed: tf.Tensor) -> Outputs:
-        outputs = forward(*packed)
-        answers, logits = answer_numbers(head, outputs), outputs["logits"]
-        labels = tf.constant(head.labels)
-        if head.kind == CLASSIFICATION:
-            answers["label"] = tf.gather(labels, tf.argmax(logits, axis=-1))
-        if head.labels:
-            answers["labels"] = tf.broadcast_to(labels, tf.shape(logits))
-        return answers
-
-    name = "predict_value" if head.kind == REGRESSION else "classify"
-    from_ids = _signature(answer, _PACKED)
-    signatures = {"serving_default": from_ids, name: from_ids}
-    if tokenizer:
-        # A run of pairs takes no single texts, and the reverse. A converted
-        # run, whose texts are unknown, takes both.
-        texts = tokenizer, run.data.max_seq_length, "text"
-        if run.task.has_pairs is not True:
-            signatures[f"{name}_text"] = _from_texts(answer, *texts)
-        if run.task.has_pairs is not False:
-            pairs = _from_texts(answer, *texts, "text_pair")
-            signatures[f"{name}_text_pair"] = pairs
-    return signatures
-
-
-# A word of a raw text: letters and digits with marks between them, as in
-# "3.5" and "Franco-German"; or another character that is no white space.
-_LETTERS = r"[\pL\pM\pN]+"
-_WORD = rf"{_LETTERS}(?:[.,_@/&-]{_LETTERS})*|[^\s\pZ]"
-
-
-def _tag_signatures(
-    forward: Answer,
-    labels: tuple[str, ...],
-    max_seq_length: int,
-    tokenizer: TextTokenizer | None,
-) -> Signatures:
-    def tag(*packed: tf.Tensor) -> Outputs:
-        """The best tag of each token, and its probability."""
-        probabilities = tf.nn.softmax(forward(*packed)["logits"])
-        best = tf.argmax(probabilities, axis=-1)
-        return {
-            "tags": tf.gather(tf.constant(labels), best),
-            "probabilities": tf.reduce_max(probabilities, axis=-1),
-        }
-
-    def tag_words(words: tf.RaggedTensor) -> Outputs:
-        """The tag of each word: that of its first token, as in training."""
-        assert tokenizer is not None
-        pieces = tokenizer.encode(words.flat_values)
-        lengths = words.with_values(pieces.row_lengths()).to_tensor()
-        positions = tf.cumsum(lengths, axis=1, exclusive=True) + 1
-        is_read = (lengths > 0) & (positions < max_seq_length - 1)
-        ids = words.with_values(pieces).merge_dims(1, 2)
-        found = tag(*pack(max_seq_length, ids))
-        positions = tf.where(is_read, positions, 0)
-        tags, probabilities = (
-            tf.gather(found[name], positions, batch_dims=1)
-            for name in ("tags", "probabilities")
-        )
-        return {
-            "words": words.to_tensor(""),
-            "tags": tf.where(is_read, tags, ""),
-            "probabilities": tf.where(is_read, probabilities, 0.0),
-        }
-
-    def from_words(words: tf.Tensor) -> Outputs:
-        is_word = words != ""
-        return tag_words(tf.ragged.boolean_mask(words, is_word))
-
-    def from_text(texts: tf.Tensor) -> Outputs:
-        assert tokenizer is not None
-        words, begins, ends = tokenizer.split_words(texts, _WORD)
-        offsets = {"begins": begins, "ends": ends}
-        return tag_words(words) | {
-            name: values.to_tensor() for name, values in offsets.items()
-        }
-
-    from_ids = _signature(tag, _PACKED)
-    signatures = {"serving_default": from_ids, "tag": from_ids}
-    if tokenizer:
-        words = tf.TensorSpec([None, None], tf.string, name="words")
-        signatures["tag_words"] = _signature(from_words, [words])
-        signatures["tag_text"] = _signature(from_text, _strings("text"))
-    return signatures
-
-
-def _choice_signatures(
-    forward: Answer,
-    num_choices: int,
-    run: FinetuningConfig,
-    tokenizer: TextTokenizer | None,
-) -> Signatures:
-    def answer(*inputs: tf.Tensor) -> Outputs:
-        """Answers for ids, each `(batch, num_choices * length)`."""
-        logits = forward(*inputs)["logits"]
-        return {
-            "choice_number": tf.argmax(logits, axis=-1, output_type=tf.int32),
-            "probabilities": tf.nn.softmax(logits),
-        }
-
-    def from_ids(*inputs: tf.Tensor) -> Outputs:
-        sizes = [tf.shape(inputs[0])[0], num_choices * tf.shape(inputs[0])[2]]
-        return answer(*(tf.reshape(values, sizes) for values in inputs))
-
-    def from_text(
-        question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
-    ) -> Outputs:
-        assert tokenizer is not None
-        joined = tf.reshape(fill_gaps(question, choices), [-1])
-        # [CLS] context [SEP] question choice [SEP], as in training: question
-        # and choice keep their last tokens, the context loses its end.
-        room = run.data.max_seq_length - 3
-        second = tokenizer.encode(joined)
-        second = second[:, -min(run.task.max_qa_length, room) :]
-        contexts = tokenizer.encode(context)
-        rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
-        first = cut(tf.gather(contexts, rows), room - second.row_lengths())
-        packed = join([first, second])
-        sizes = [tf.shape(choices)[0], -1]
-        found = answer(*(tf.reshape(values, sizes) for values in packed))
-        choice = tf.gather(choices, found["choice_number"], batch_dims=1)
-        return {"choice": choice} | found
-
-    fields = PackedTexts._fields
-    ids = _signature(from_ids, _ids(*fields, num_choices=(num_choices,)))
-    signatures = {"serving_default": ids, "choose": ids}
-    if tokenizer:
-        choices = tf.TensorSpec([None, num_choices], tf.string, name="choices")
-        texts = [*_strings("question", "context"), choices]
-        signatures["choose_text"] = _signature(from_text, texts)
-    return signatures

@@ -17,7 +17,6 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import ExportConfig, TaskHeadConfig
-from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import new_directory, write_bytes
 from albert_tf.modeling.heads import mean_of_tokens
@@ -26,11 +25,11 @@ from albert_tf.runs.checkpoints import model_variables
 from albert_tf.serving import predict
 from albert_tf.serving.export import (
     LoadedRun,
-    answer_numbers,
     depth,
     load,
     write_assets,
 )
+from albert_tf.serving.kinds import KINDS
 from albert_tf.serving.text_tokenizer import PackedTexts
 from albert_tf.serving.verification import (
     Arrays,
@@ -127,9 +126,10 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
         length: Number of tokens of all texts; None for any number.
     """
     head = _head(run)
-    shape = [1, length]
-    if head and head.kind == MULTIPLE_CHOICE:
-        shape = [1, head.num_choices, length]
+    choices: tuple[int, ...] = ()
+    if head:
+        choices = KINDS[head.kind].choices(head)
+    shape = [1, *choices, length]
     shapes = dict.fromkeys(PackedTexts._fields, shape)
     if not head:
         shapes["masked_lm_positions"] = [1, None]
@@ -140,9 +140,9 @@ def _make_program(run: LoadedRun, length: int | None) -> Program:
         inputs = dict(zip(shapes, values, strict=True))
         if head is None:
             return _answer_pretrained(run.model, inputs)
-        if head.kind == MULTIPLE_CHOICE:
+        if choices:
             inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
-        return answer_numbers(head, run.model(inputs))
+        return KINDS[head.kind].numbers(run.model(inputs))
 
     specs = [tf.TensorSpec(v, tf.int32, name=k) for k, v in shapes.items()]
     return tf.function(answer, input_signature=specs, autograph=False)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from albert_tf.config import FinetuningConfig, PretrainingConfig
-from albert_tf.config.task import MULTIPLE_CHOICE, QUESTION_ANSWERING
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
+from albert_tf.serving.kinds import KINDS
 
 _MASKED = 0.15  # of the tokens of a text, as in pretraining
 _MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
@@ -60,20 +60,21 @@ def make_samples(
             samples.append(_mask(inputs, np.random.default_rng(begin)))
             continue
         head = run.head
-        is_choice = head.kind == MULTIPLE_CHOICE
-        count = head.num_choices if is_choice else 1
+        kind = KINDS[head.kind]
+        choices = kind.choices(head)
+        (count,) = choices or (1,)
         second: list[str] | None = [
             texts[(begin + i + number) % len(texts)]
             for i in range(len(first))
             for number in range(1, count + 1)
         ]
         shape = len(first), count, -1
-        if is_choice:
+        if choices:
             first = [text for text in first for _ in range(count)]
-        elif not (run.task.has_pairs or head.kind == QUESTION_ANSWERING):
+        elif not kind.has_second_text(run):
             second = None
         inputs = tokenizer.encode(first, second, length)._asdict()
-        if is_choice:
+        if choices:
             inputs = {k: v.reshape(shape) for k, v in inputs.items()}
         if head.is_beam:
             inputs["p_mask"] = 1 - inputs["segment_ids"]

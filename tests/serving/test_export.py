@@ -26,8 +26,8 @@ from albert_tf.runs.directory import load_config, write_config
 from albert_tf.serving.export import (
     export,
     make_signatures,
-    make_task_signatures,
 )
+from albert_tf.serving.kinds import make_task_signatures
 from albert_tf.serving.text_tokenizer import TextTokenizer
 from tests.helpers.exports import (
     MODEL,

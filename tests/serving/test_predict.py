@@ -318,7 +318,7 @@ def test_values_of_the_user_stay_beside_the_answers(
     with pytest.raises(UserError, match="output_file must not be input_file"):
         main(config.replace(output_file=f"{tmp_path}/./{source.name}"))
     assert source.read_text() == rows[ending]
-    with pytest.raises(UserError, match="names of answers.*predicted_value"):
+    with pytest.raises(UserError, match=r"names of answers.*predicted_value"):
         main(config.replace(input_file=str(output)))
 
 
