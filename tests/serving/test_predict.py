@@ -228,7 +228,11 @@ FILES_REFUSED = [
         "Received: line 2: text_pair, which the first row lacks",
     ),
     ("txt", "\n \n", "in.txt must have rows. Received: none"),
-    ("xml", "a", "must end in .tsv, .csv, .jsonl or .json. Received: "),
+    (
+        "xml",
+        "a",
+        "must end in .tsv, .csv, .jsonl, .json or .parquet. Received: ",
+    ),
 ]
 
 
