@@ -14,6 +14,10 @@
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
 #                    .venv-tpu
+# make gpu-compile-test
+#                    compiles the training step for NVIDIA's GPUs, without a GPU;
+#                    sets up .venv-gpu, which downloads 700 MB more; not a part of
+#                    test-all
 # make other-tests   runs slow-test and extras-test
 # make test-all      runs test and other-tests, not tpu-wheel-test
 # make lint          checks the style of the code
@@ -52,7 +56,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help demo test slow-test extras extras-test other-tests bridge-test \
-    tpu-wheel-test test-all lint typecheck docs lock clean
+    tpu-wheel-test gpu-compile-test test-all lint typecheck docs lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -97,6 +101,17 @@ test: $(VENV)/installed
 
 slow-test: $(VENV)/installed
 	$(PYTEST) $(TESTS) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
+
+.venv-gpu/installed: setup.py $(CONSTRAINTS)
+	@$(PYTHON) -c "$$CHECK_PYTHON"
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet uv
+	.venv-gpu/bin/uv pip install --quiet --python .venv-gpu/bin/python \
+	    -c $(CONSTRAINTS) -e '.[cpu,gpu-compile]' pytest
+	@touch $@
+
+gpu-compile-test: .venv-gpu/installed
+	.venv-gpu/bin/python -m pytest -q -m gpu_compile tests/tpu $(PYTEST_ARGS)
 
 # Tests of a missing extra are skipped, so these imports check for each extra.
 define TEST_EXTRAS
@@ -204,7 +219,7 @@ demo: $(VENV)/installed
 
 # --- upkeep ------------------------------------------------------------------
 
-LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile jax litert onnx
+LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile gpu-compile jax litert onnx
 
 lock: lock-2.20 lock-2.21
 
@@ -223,6 +238,6 @@ lock-%: .venv-lock/installed
 	@touch $@
 
 clean:
-	rm -rf build .venv-2.20 .venv-2.21 .venv-tpu .venv-lock albert_tf.egg-info
+	rm -rf build .venv-2.20 .venv-2.21 .venv-tpu .venv-gpu .venv-lock albert_tf.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -107,6 +107,11 @@ setup(
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
         "tpu-compile": [JAX.replace("jax", "jax[tpu]")],
+        # The compiler alone, without the libraries of CUDA.
+        "gpu-compile": [
+            JAX.replace("jax", "jax[cuda13-local]"),
+            "nvidia-cuda-nvcc>=13",
+        ],
         # For --runtime=pjrt: CPUs only, NVIDIA GPUs, TPUs.
         "jax": [JAX],
         "jax-cuda13": [JAX.replace("jax", "jax[cuda13]")],

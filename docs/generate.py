@@ -6,7 +6,6 @@ A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 `tests/repository/test_documents.py` fails if one is stale.
 """
 
-import json
 import pathlib
 import re
 import sys
@@ -21,7 +20,6 @@ from albert_tf.config import (  # noqa: E402
     flags,
     settings_by_path,
 )
-from tpu.compile_check import Estimate  # noqa: E402
 
 
 def table(header: str, rows: Iterable[Iterable[object]]) -> str:
@@ -68,18 +66,6 @@ def recipes() -> str:
     )
 
 
-def estimates() -> str:
-    """The compiled estimates of tpu/compiled.json."""
-    found = json.loads((ROOT / "tpu" / "compiled.json").read_text())
-    rows = [
-        {"name": f"`{name}`", "flag files and flags": f"`{one.pop('flags')}`"}
-        | Estimate(**one).columns()
-        for name, one in sorted(found.items())
-    ]
-    header = f"| {' | '.join(rows[0])} |"
-    return table(header, [row.values() for row in rows])
-
-
 def changes() -> str:
     """What a changed setting does to a run that is continued."""
     found: dict[str, list[str]] = {}
@@ -101,7 +87,6 @@ def changes() -> str:
 
 TABLES = {
     "recipes": recipes,
-    "estimates": estimates,
     "changes": changes,
 }
 _TABLE = re.compile("(<!-- generated: (.*?) -->\n).*?(<!-- end -->)", re.S)

@@ -127,6 +127,7 @@ EXTRAS = {
     "interop": ("safetensors", "torch", "transformers"),
     "tfds": ("tensorflow_datasets",),
     "tpu_compile": ("jax", "libtpu"),
+    "gpu_compile": ("jax", "jax_cuda13_plugin"),
     "jax": ("jax",),
     "edge": ("ai_edge_litert", "onnxruntime", "onnxscript", "torch"),
 }

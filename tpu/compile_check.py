@@ -1,22 +1,24 @@
-r"""Estimate memory and speed of a run on a TPU slice, without a TPU.
+r"""What a run needs on a TPU slice or on GPUs, without these devices.
 
-Compiles the step of `--runtime=pjrt`, including the sums over all cores of the
-slice, with Google's TPU compiler. Install it with
-`pip install 'albert-tf[cpu,tpu-compile]'`.
+Compiles the step of `--runtime=pjrt`, including the sums over all devices, with
+the compiler for TPUs or for NVIDIA's GPUs. Install them with
+`pip install 'albert-tf[cpu,tpu-compile]'` or `'albert-tf[cpu,gpu-compile]'`.
+
+    python -m tpu.compile_check --accelerator_type=a100-40g \
+      --flagfile=configs/pretrain/base_v2_125k.flags \
+      --precision=mixed_bfloat16 --gradient_accumulation_steps=64
 
     python -m tpu.compile_check \
       --flagfile=configs/pretrain/base_v2_125k.flags \
       --flagfile=configs/hardware/v5e_256.flags
 
---quick estimates only the memory, in a quarter of the time. The exit status is
-2 if the program does not compile, e.g. because it needs more than the memory of
-a core.
+--fit finds the largest micro-batch that fits. The exit status is 2 if the
+program does not fit or does not compile.
 """
 
 import dataclasses
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from absl import logging
 
@@ -25,14 +27,19 @@ from albert_tf.config import Config, PretrainingConfig, flags, setting
 from tpu import topologies
 
 GIB = 2**30
-EXIT_DOES_NOT_COMPILE = 2
+EXIT_DOES_NOT_FIT = 2
+MOST_COMPILATIONS = 6
 
-# How many times the estimate a real step may take; see docs/tpu.md.
-LARGEST_RATIO = 1.5
+# A part of the peak that well-tuned runs reach.
+GOOD_MFU = 0.4
 
+REMEDIES = (
+    "Otherwise use --remat, --precision=mixed_bfloat16 or a smaller batch."
+)
 CAVEATS = """
-A step takes 1 to 1.5 times the compiler's estimate, which leaves out input,
-host and some copies: docs/tpu.md. Use estimates to compare settings."""
+Nothing was run: memory is the compiler's plan. A step takes at least as long as
+its matrix products at the peak of the device, and as its bytes at the bandwidth
+of the memory, if caches hold no operand. Real steps take longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,174 +49,283 @@ class CompileCheckConfig(Config):
     run: PretrainingConfig = PretrainingConfig()
     accelerator_type: str = setting(
         "",
-        "Slice to compile for, by Google Cloud's name, e.g. v5litepod-256, as "
-        "in the flag files of configs/hardware.",
+        "Devices to compile for: a TPU slice by Google Cloud's name, e.g. "
+        "v5litepod-256, or a kind of GPUs, e.g. a100-40g or 8xh100. An unknown "
+        "name prints all kinds.",
     )
-    libtpu_init_args: str = setting(
-        "",
-        "Flags of the compiler, separated by spaces, which are added to the "
-        "environment variable LIBTPU_INIT_ARGS, e.g. "
-        "--xla_tpu_scoped_vmem_limit_kib=24576. An unknown one ends the "
-        "process.",
+    fit: bool = setting(
+        False,
+        "Find the largest micro-batch that fits, by at most six compilations.",
     )
     quick: bool = setting(
         False,
-        "Compile with little optimization, in a quarter of the time. The "
-        "memory estimate is then correct to within a few per cent, and there "
-        "is no estimate of the step time.",
+        "For TPUs, compile with little optimization, in a quarter of the time. "
+        "The memory is then correct to within a few per cent, and the bytes "
+        "that a step moves are too many.",
+    )
+    price_per_device_hour: float = setting(
+        0.0,
+        "Price in dollars of an hour of a TPU chip or GPU, e.g. 1.2, to print "
+        "the least price of the complete run.",
+        at_least=0,
     )
     json: bool = setting(False, "Print JSON instead of text.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A training step on a slice; values are per core unless stated.
+    """A training step on some devices; values are per device unless stated.
 
-    All results are None if the program does not compile; those from `cycles`
-    on also if it was compiled quickly. `tpu_compiler.Cost` explains others.
+    Results of the compiler are 0 or empty if the program does not compile.
     """
 
-    topology: str  # e.g. "v5e:16x16"
-    num_chips: int
-    num_cores: int
-    chip_memory_bytes: int  # of a core
+    devices: str  # e.g. "v5e:16x16" or "8xh100"
+    num_devices: int
+    num_chips: int  # that are paid for
+    memory_bytes: int  # that a program may use
     batch_size: int  # rows of a micro-batch: examples, unless packed
     gradient_accumulation_steps: int
     precision: str
     packing: str
+    num_train_steps: int
     model_flops: int  # of the model's formula, without recomputation
+    peak_flops: float  # of a device in this precision
     versions: Mapping[str, str]  # of the compiler, JAX and TensorFlow
     error: str = ""  # of the compiler
-    peak_bytes: int | None = None  # of HBM, with the arguments
-    argument_bytes: int | None = None  # weights, moments and batch
-    flops: float | None = None  # over all micro-batches
-    uncounted_loops: int | None = None
-    all_reduce_bytes: int | None = None
-    num_all_reduces: int | None = None
-    all_reduce_s: float | None = None  # a lower bound
-    cycles: int | None = None
-    step_s: float | None = None  # cycles at the chip's clock + all_reduce_s
-    mfu: float | None = None  # model_flops per second, as a part of the peak
-    days: float | None = None  # of the complete run
-    chip_hours: float | None = None
+    peak_bytes: int = 0  # with the arguments
+    argument_bytes: int = 0  # weights, moments and batch
+    alias_bytes: int = 0  # of arguments whose memory the results reuse
+    flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    bytes_moved: int = 0
+    num_all_reduces: int = 0
+    all_reduce_bytes: int = 0
+    products_s: float = 0  # of all matrix products at their peaks
+    memory_s: float = 0  # of bytes_moved at the bandwidth
 
-    def columns(self) -> dict[str, str]:
-        """What the table of docs/tpu.md shows of a program that compiles."""
-        rows = f"{self.gradient_accumulation_steps} x {self.batch_size}"
-        shown = {
-            "rows per core": rows,
-            "HBM, GiB": f"{(self.peak_bytes or 0) / GIB:.2f}",
-        }
-        if self.step_s is None:
-            return shown
-        return shown | {
-            "step, ms": _expected(1e3 * self.step_s, ".0f"),
-            "MFU": f"{self.mfu:.0%}",
-            "days": _expected(self.days, ".2f"),
-            "chip-hours": _expected(self.chip_hours, ",.0f"),
-        }
+    @property
+    def fits(self) -> bool:
+        return not self.error and self.peak_bytes <= self.memory_bytes
 
+    @property
+    def bound_s(self) -> float:
+        """A lower bound of the time of a step."""
+        return max(self.products_s, self.memory_s)
 
-def _expected(value: float | None, form: str) -> str:
-    """The range of a time, from the estimate to what a chip may take."""
-    assert value is not None
-    return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
+    @property
+    def good_s(self) -> float:
+        """The time of a step at `GOOD_MFU`, if that is above the bound."""
+        at_part = self.model_flops / self.peak_flops / GOOD_MFU
+        return max(at_part, self.bound_s)
+
+    def fitting_rows(self) -> float:
+        """Rows of a micro-batch that should fit.
+
+        What does not depend on the rows are the arguments and, a third of
+        these, the gradients.
+        """
+        fixed = self.argument_bytes * 4 / 3
+        rows = (self.memory_bytes - fixed) / (self.peak_bytes - fixed)
+        return rows * self.batch_size
+
+    def hours(self, step_s: float) -> float:
+        """Hours of the complete run."""
+        return self.num_train_steps * step_s / 3600
+
+    def chip_hours(self, step_s: float) -> float:
+        """Hours of the complete run, of all chips or GPUs together."""
+        return self.hours(step_s) * self.num_chips
 
 
 def estimate(
-    config: PretrainingConfig, where: topologies.Slice, *, quick: bool = False
+    config: PretrainingConfig,
+    where: topologies.Slice | topologies.Machine,
+    *,
+    quick: bool = False,
 ) -> Estimate:
-    """Compiles the first step of a run for a slice.
+    """Compiles the first step of a run for a slice or for GPUs.
 
     Raises:
-        UserError: If the batch cannot be divided over the slice, or if libtpu
-            is missing or does not know the slice.
+        UserError: If the batch cannot be divided over the devices, or if the
+            compiler is missing or does not know them.
     """
     # Imported here so that --help answers at once.
     import tensorflow as tf
 
     from albert_tf.cluster.strategy import per_replica_batch_size
     from albert_tf.training.cost import flops_per_step
-    from tpu import tpu_compiler
+    from tpu import compiler
 
-    data, chip, num_cores = config.data, where.chip, where.num_cores
+    data, precision = config.data, config.distribution.precision
     micro_batches = data.gradient_accumulation_steps
-    batch_size = per_replica_batch_size(data, num_cores)
-    installed = tpu_compiler.check_installed()
-    devices = tpu_compiler.slice_devices(where)
+    batch_size = per_replica_batch_size(data, where.num_devices)
+    installed = compiler.check_installed(where.platform)
+    devices = compiler.find_devices(where)
     flops = flops_per_step(
         config.model, data, config.training.sentence_objective
     )
+    dtype = "float32" if precision == "float32" else "bfloat16"
     planned = Estimate(
-        topology=str(where),
+        devices=str(where),
+        num_devices=where.num_devices,
         num_chips=where.num_chips,
-        num_cores=num_cores,
-        chip_memory_bytes=int(chip.memory_gib * GIB),
+        memory_bytes=where.memory_bytes,
         batch_size=batch_size // micro_batches,
         gradient_accumulation_steps=micro_batches,
-        precision=config.distribution.precision,
+        precision=precision,
         packing=data.packing,
-        model_flops=flops // num_cores,
+        num_train_steps=config.training.num_train_steps,
+        model_flops=flops // where.num_devices,
+        peak_flops=where.peak_flops(dtype),
         versions={**installed, "tensorflow": tf.__version__},
     )
-    speed = "quick" if quick else "takes minutes"
-    logging.info("compiling the training step for %s (%s)", where, speed)
+    logging.info(
+        "compiling the step for %s, %d rows at a time (takes minutes)",
+        where,
+        planned.batch_size,
+    )
     try:
-        plan, module = tpu_compiler.compile_step(config, devices, quick=quick)
-    except tpu_compiler.DoesNotCompileError as error:
+        program = compiler.compile_step(config, devices, quick=quick)
+    except compiler.DoesNotCompileError as error:
         return dataclasses.replace(planned, error=str(error))
-    cost = tpu_compiler.program_cost(module)
-    all_reduce_s = where.all_reduce_seconds(cost.all_reduce_bytes)
-    results = {**plan, **vars(cost), "all_reduce_s": all_reduce_s}
-    # The loop over micro-batches holds all but a thousandth of the operations.
-    results["flops"] *= micro_batches
-    if quick:
-        return dataclasses.replace(planned, **results | {"cycles": None})
-    step_s = cost.cycles / chip.clock_hz + all_reduce_s
-    hours = config.training.num_train_steps * step_s / 3600
-    chip_hours = hours * where.num_chips
+    found = list(compiler.operations(program.module, micro_batches))
+    products = compiler.count_flops(found)
+    moved = compiler.count_bytes(found)
+    sums = compiler.all_reduces(found)
     return dataclasses.replace(
         planned,
-        **results,
-        step_s=step_s,
-        mfu=planned.model_flops / step_s / chip.peak_flops,
-        days=hours / 24,
-        chip_hours=chip_hours,
+        peak_bytes=program.peak_bytes,
+        argument_bytes=program.argument_bytes,
+        alias_bytes=program.alias_bytes,
+        flops=products,
+        bytes_moved=moved,
+        num_all_reduces=len(sums),
+        all_reduce_bytes=sum(sums),
+        products_s=sum(
+            number / where.peak_flops(dtype)
+            for dtype, number in products.items()
+        ),
+        memory_s=moved / where.bandwidth,
     )
 
 
-def describe(found: Estimate) -> str:
+def fit(
+    config: PretrainingConfig,
+    where: topologies.Slice | topologies.Machine,
+    *,
+    quick: bool = False,
+) -> Estimate:
+    """The estimate of the largest micro-batch that fits.
+
+    If none fits, that of the smallest one that was tried. It tries at most
+    `MOST_COMPILATIONS`, and ends early when it knows the largest.
+    """
+    total = config.data.global_batch_size // where.num_devices
+    tried: list[Estimate] = []
+    rows = total // config.data.gradient_accumulation_steps
+    while rows and len(tried) < MOST_COMPILATIONS:
+        data = dataclasses.replace(
+            config.data, gradient_accumulation_steps=total // rows
+        )
+        changed = dataclasses.replace(config, data=data)
+        tried.append(estimate(changed, where, quick=quick))
+        rows = _next_rows(tried, total)
+    fitting = [one for one in tried if one.fits]
+    if fitting:
+        return max(fitting, key=lambda one: one.batch_size)
+    return min(tried, key=lambda one: one.batch_size)
+
+
+def _next_rows(tried: list[Estimate], total: int) -> int:
+    """Rows of the micro-batch to try next; 0 if the largest is known."""
+    fits = max((one.batch_size for one in tried if one.fits), default=0)
+    too_large = min(
+        (one.batch_size for one in tried if not one.fits), default=total + 1
+    )
+    left = [n for n in range(fits + 1, too_large) if total % n == 0]
+    if not left:
+        return 0
+    newest = tried[-1]
+    if newest.error:
+        return left[len(left) // 2]
+    below = [number for number in left if number <= newest.fitting_rows()]
+    return max(below, default=left[0])
+
+
+def describe(found: Estimate, price_per_device_hour: float = 0.0) -> str:
     """The estimate as text."""
-    head = f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores"
     if found.error:
-        return f"{head}\nDOES NOT COMPILE. The compiler's error:\n{found.error}"
-    shown = found.columns()
-    shown["HBM, GiB"] += f" of {found.chip_memory_bytes / GIB:.2f}"
-    lines = [f"  {name:15}{text}" for name, text in shown.items()]
-    if found.uncounted_loops:
-        lines.append("  TIMES ARE TOO LOW: some loops have an unknown length")
-    return "\n".join([head, "compiles", *lines])
+        return f"DOES NOT COMPILE. The compiler's error:\n{found.error}"
+    limit = f"{found.memory_bytes / GIB:.2f}"
+    micro_batches = found.gradient_accumulation_steps
+    shown = {
+        "rows per device": f"{micro_batches} x {found.batch_size}",
+        "memory, GiB": f"{found.peak_bytes / GIB:.2f} of {limit}, with "
+        f"{found.argument_bytes / GIB:.2f} of weights, moments and batch",
+        "products, TFLOP": ", ".join(
+            f"{number / 1e12:.3g} in {dtype}"
+            for dtype, number in found.flops.items()
+        ),
+        "bytes moved, GB": f"{found.bytes_moved / 1e9:,.1f}",
+    }
+    if found.num_all_reduces:
+        shown["all-reduce, MB"] = (
+            f"{found.all_reduce_bytes / 1e6:,.1f} in {found.num_all_reduces}"
+        )
+    limited_by = "products" if found.bound_s == found.products_s else "memory"
+    mfu = found.model_flops / found.bound_s / found.peak_flops
+    shown["a step, ms"] = (
+        f"not faster than {1e3 * found.bound_s:,.1f}, by its {limited_by}; "
+        f"that is {mfu:.0%} of the peak"
+    )
+    shown["the run, hours"] = _times(found, found.hours)
+    if price_per_device_hour:
+        shown["the run, dollars"] = _times(
+            found, lambda s: price_per_device_hour * found.chip_hours(s)
+        )
+    verdict = "fits" if found.fits else "DOES NOT FIT. " + _remedy(found)
+    lines = [f"  {name:18}{text}" for name, text in shown.items()]
+    return "\n".join([verdict, *lines])
+
+
+def _times(found: Estimate, of: Callable[[float], float]) -> str:
+    """The bound of the complete run, and what it would be at `GOOD_MFU`."""
+    bound = f"not less than {of(found.bound_s):,.1f}"
+    if found.good_s == found.bound_s:
+        return f"{bound}; {GOOD_MFU:.0%} of the peak cannot be reached"
+    return f"{bound}; {of(found.good_s):,.1f} at {GOOD_MFU:.0%} of the peak"
+
+
+def _remedy(found: Estimate) -> str:
+    """What to try, with the numbers that should fit."""
+    rows = int(found.fitting_rows())
+    total = found.gradient_accumulation_steps * found.batch_size
+    sizes = [size for size in range(1, rows + 1) if total % size == 0]
+    if not sizes:
+        return f"Not even one row should fit. {REMEDIES}"
+    return (
+        f"About {rows} rows should: try --gradient_accumulation_steps="
+        f"{total // sizes[-1]}, or --fit. {REMEDIES}"
+    )
 
 
 def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
     config.require("accelerator_type")
     where = topologies.parse(config.accelerator_type)
-    # The compiler reads this variable when it is loaded.
-    os.environ["LIBTPU_INIT_ARGS"] = " ".join(
-        filter(None, (os.getenv("LIBTPU_INIT_ARGS"), config.libtpu_init_args))
-    )
+    where.check(config.run.distribution.precision)
     versions.import_tensorflow()
     import tensorflow as tf
 
     # TensorFlow only traces the program, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
-    found = estimate(config.run, where, quick=config.quick)
+    search = fit if config.fit else estimate
+    found = search(config.run, where, quick=config.quick)
     if config.json:
         print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
-        print(describe(found), CAVEATS, sep="\n")
-    return EXIT_DOES_NOT_COMPILE if found.error else 0
+        said = describe(found, config.price_per_device_hour)
+        print(where.describe(), said, CAVEATS, sep="\n")
+    return 0 if found.fits else EXIT_DOES_NOT_FIT
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ class TPUChip:
     cores: int  # the two cores of v4 and v5p count as one (megacore)
     memory_gib: float  # HBM of a core, less what the compiler reserves
     peak_flops: float  # of a core in bfloat16, dense, in FLOP/s
-    clock_hz: float  # of a core
-    all_reduce_bytes_s: float  # that a chip sends, over a complete pod
+    bandwidth: float  # of the memory of a core, in bytes/s
     largest: int  # number of chips of a pod, or of the largest slice tested
     dimensions: int = 2  # of the network between chips
     # Arguments that make libtpu use the two cores as one.
@@ -41,26 +40,17 @@ class TPUChip:
 
 
 # Sources:
-# - Peaks: https://cloud.google.com/tpu/docs.
+# - Peaks and bandwidths: https://cloud.google.com/tpu/docs.
 # - Memory of v4: the limit that errors of the compiler report.
-# - Clocks: the peak divided by the operations that the matrix units of a core
-#   do in a cycle. A unit does 2 * 128 * 128; a core has 1 (v2), 2 (v3), 8 (v4,
-#   two cores), 4 (v5e) and 8 (v5p, two cores). For v6e and a core of TPU7x, the
-#   compiler counts 4 units of 256 * 256; for v6e, Google's page says 2 units,
-#   at twice this clock.
-# - All-reduce: for v4, v5e and v6e, the bandwidth of a pod divided by its
-#   number of chips, from the same pages; for v5p and TPU7x, half the bandwidth
-#   of both directions; for v2 and v3, the sum of the four links in Jouppi et
-#   al., 2020 (https://doi.org/10.1145/3360307).
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
 TPU_CHIPS = {
-    "v2": TPUChip(2, 7.48, 22.5e12, 0.7e9, 248e9, 256),
-    "v3": TPUChip(2, 15.48, 61.5e12, 0.94e9, 328e9, 1024),
-    "v4": TPUChip(1, 30.75, 275e12, 1.05e9, 268e9, 2048, 3, _MEGACORE),
-    "v5e": TPUChip(1, 15.75, 197e12, 1.5e9, 200e9, 256),
-    "v5p": TPUChip(1, 95.74, 459e12, 1.75e9, 600e9, 2048, 3),
-    "v6e": TPUChip(1, 31.25, 918e12, 1.75e9, 400e9, 256),
-    "tpu7x": TPUChip(2, 94.75, 1153.5e12, 2.2e9, 600e9, 2048, 3),
+    "v2": TPUChip(2, 7.48, 22.5e12, 350e9, 256),
+    "v3": TPUChip(2, 15.48, 61.5e12, 450e9, 1024),
+    "v4": TPUChip(1, 30.75, 275e12, 1200e9, 2048, 3, _MEGACORE),
+    "v5e": TPUChip(1, 15.75, 197e12, 819e9, 256),
+    "v5p": TPUChip(1, 95.74, 459e12, 2765e9, 2048, 3),
+    "v6e": TPUChip(1, 31.25, 918e12, 1638e9, 256),
+    "tpu7x": TPUChip(2, 94.75, 1153.5e12, 3690e9, 2048, 3),
 }
 # Device ids on the PCI bus, from jax/_src/hardware_utils.py. v2 and v3 differ
 # by the id of the subsystem only: from tpu_info/device.py of
@@ -78,17 +68,68 @@ PCI_IDS = {
 # Names of versions in accelerator types, where they differ from the table.
 TPU_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 
-# Dense bfloat16 peak of NVIDIA's GPUs in FLOP/s, by a word of the device name,
-# from the data sheet of the fastest GPU with that name. V100 and T4 have no
-# bfloat16: their peaks are for float16.
-GPUS = {
-    "V100": 125e12,
-    "T4": 65e12,
-    "A100": 312e12,
-    "L4": 121e12,
-    "H100": 989e12,
-    "H200": 989e12,
+
+@dataclasses.dataclass(frozen=True)
+class GPUCard:
+    """A model of NVIDIA's GPUs."""
+
+    words: str  # of the device name, e.g. A100 of NVIDIA A100-SXM4-40GB
+    memory_bytes: int
+    bandwidth: float  # of its memory, in bytes/s
+    peak_flops: float  # in bfloat16, dense, in FLOP/s; V100 and T4: in float16
+    peak_float32: float  # with TensorFloat-32, where the card has it
+    capability: tuple[int, int]  # CUDA's compute capability
+    num_cores: int  # streaming multiprocessors
+    l2_bytes: int
+    clock_ghz: float  # the highest
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether its matrix units multiply bfloat16."""
+        return self.capability >= (8, 0)
+
+
+# Sources:
+# - Peaks: NVIDIA's data sheets of the fastest version of a card. The
+#   peaks of RTX 4090 and RTX PRO 6000 are for accumulation in float32, from the
+#   appendices of the white papers of Ada (2022) and RTX Blackwell (2025).
+# - Others: XLA's target descriptions, xla/backends/gpu/target_config/specs; for
+#   T4, L4 and RTX 4090, what CUDA's deviceQuery prints.
+_MIB = 2**20
+# fmt: off
+GPU_CARDS = {
+    "v100": GPUCard(
+        "V100", 16935682048, 898e9, 125e12, 15.7e12,
+        (7, 0), 80, 6 * _MIB, 1.53),
+    "t4": GPUCard(
+        "T4", 15095 * _MIB, 320e9, 65e12, 8.1e12,
+        (7, 5), 40, 4 * _MIB, 1.59),
+    "a100-40g": GPUCard(
+        "A100", 42331013120, 1555e9, 312e12, 156e12,
+        (8, 0), 108, 40 * _MIB, 1.41),
+    "a100-80g": GPUCard(
+        "A100", 85100068864, 2039e9, 312e12, 156e12,
+        (8, 0), 108, 40 * _MIB, 1.41),
+    "l4": GPUCard(
+        "L4", 22574 * _MIB, 300e9, 121e12, 60e12,
+        (8, 9), 58, 48 * _MIB, 2.04),
+    "rtx4090": GPUCard(
+        "RTX 4090", 25393692672, 1008e9, 165e12, 82.6e12,
+        (8, 9), 128, 72 * _MIB, 2.52),
+    "h100": GPUCard(
+        "H100", 84942979072, 3352e9, 989e12, 494e12,
+        (9, 0), 132, 50 * _MIB, 1.98),
+    "h200": GPUCard(
+        "H200", 151397597184, 4800e9, 989e12, 494e12,
+        (9, 0), 132, 50 * _MIB, 1.98),
+    "b200": GPUCard(
+        "B200", 191514411008, 7672e9, 2250e12, 1125e12,
+        (10, 0), 148, 132644864, 1.965),
+    "rtx6000pro": GPUCard(
+        "RTX PRO 6000", 103079215104, 1792e9, 503.8e12, 251.9e12,
+        (12, 0), 188, 128 * _MIB, 2.6),
 }
+# fmt: on
 
 
 def gpu_peak(name: str) -> float | None:
@@ -97,10 +138,9 @@ def gpu_peak(name: str) -> float | None:
     Args:
         name: E.g. `NVIDIA H100 80GB HBM3`.
     """
-    words = re.split(r"[^A-Z0-9]+", name.upper())
-    for word, peak in GPUS.items():
-        if word in words:
-            return peak
+    for card in GPU_CARDS.values():
+        if re.search(rf"\b{card.words}\b", name):
+            return card.peak_flops
     return None
 
 

@@ -11,6 +11,7 @@ REMOVED: dict[str, str] = {
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
     "evaluation": "evaluate a run with run_pretraining --mode=eval",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
+    "libtpu_init_args": "set the environment variable LIBTPU_INIT_ARGS",
     "max_rollbacks": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
@@ -20,7 +21,6 @@ REMOVED: dict[str, str] = {
     "parallel_runs": "start several sweeps, each with its own --output_dir",
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",
-    "price_per_device_hour": "multiply the hours of the run by the price",
     "quality_filter": "filter the text before the build, see docs/data.md",
     "rollback_learning_rate_scale": "start another run with a lower "
     "--learning_rate and --init_checkpoint",
