@@ -78,7 +78,7 @@ def test_events_are_marked_at_their_steps(tmp_path):
         for lines in axes.collections
         for segment in lines.get_segments()
     ]
-    assert marked == [3, 6, 9]
+    assert marked == [3, 6]
     # Marks do not change the limits of the axis.
     plain = read_run(tmp_path / "plain", [5.0] * 31, settings=SETTINGS)
     assert axes.get_ylim() == axes_of("dropout", plain).get_ylim()
