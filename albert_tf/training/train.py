@@ -27,7 +27,7 @@ from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.batch_stream import BatchStream, describe_reread
 from albert_tf.input.record_format import (
     TRAINING_ERRORS,
     explain_failed_read,
@@ -261,6 +261,8 @@ class Trainer:
         # The settings, which now have been found to fit the checkpoint, and the
         # log. Lines of steps after the checkpoint are dropped.
         run_dir, position = self.config.training.output_dir, self.position
+        if resumed is not None:
+            self._warn_of_reread()
         if self.host.writes:
             run_directory.write(self.config, self.records)
             self._run_log = RunLog(
@@ -281,6 +283,20 @@ class Trainer:
                 self.objective.write_report(run_dir, initial)
             self.save()
             self._finish_saving(CHECKPOINTS_DIR)
+
+    def _warn_of_reread(self) -> None:
+        """Warns of records that changed settings leave out or read again."""
+        now = self.config
+        before = run_directory.load_config(now.training.output_dir, type(now))
+        found = describe_reread(
+            before.data,
+            now.data,
+            same_seed=before.training.seed == now.training.seed,
+            step=self.position.step,
+            num_records=self.records.num_records,
+        )
+        if found and not now.data.synthetic_input:
+            logging.warning("settings of the input have changed: %s", found)
 
     # The loop.
 

@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import tensorflow as tf
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
 from albert_tf.input import pipeline
-from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.batch_stream import BatchStream, describe_reread
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
     RecordSet,
@@ -88,15 +89,59 @@ def numbered(directory, *sizes_by_directory):
     return RecordSet(counts)
 
 
-def stream(records, position, count, lane=0, **settings):
+def stream(records, position, count, lane=0, seed=7, **settings):
     """The numbers of `count` records of a lane, from a position on."""
     data = DataConfig(**{"global_batch_size": 2, **settings})
     read = pipeline.shuffled_stream(
-        pipeline.Lane.of(lane, records, data, 7),
+        pipeline.Lane.of(lane, records, data, seed),
         position,
         tf.data.TFRecordDataset,
     )
     return [record[0] for record in read.take(count).as_numpy_iterator()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seed", "left_out", "again"),
+    [
+        ({"global_batch_size": 6}, 7, 10, 0),
+        ({"global_batch_size": 2}, 7, 0, 10),
+        # Of 96 records, 20 have been read: 5 / 24.
+        ({"shuffle_block_size": 8}, 7, 96 * 5 / 24 * 19 / 24, 96 * 95 / 576),
+        ({}, 8, 96 * 5 / 24 * 19 / 24, 96 * 19 / 24 * 5 / 24),
+        ({"global_batch_size": 8}, 8, 96 * 10 / 24 * 19 / 24, 96 * 70 / 576),
+    ],
+)
+def test_changed_settings_name_the_records_left_out_and_read_again(
+    tmp_path, changes, seed, left_out, again
+):
+    """After five batches of four. In the same order, these are exact."""
+    records = numbered(tmp_path, [16] * 6)
+    before = {"global_batch_size": 4, "shuffle_block_size": 32}
+    after = {**before, **changes}
+    said = describe_reread(
+        DataConfig(**before),
+        DataConfig(**after),
+        same_seed=seed == 7,
+        step=5,
+        num_records=96,
+    )
+    numbers = re.findall(r"(\d+) are (left out|read again)", said)
+    assert numbers == [
+        (f"{left_out:.0f}", "left out"),
+        (f"{again:.0f}", "read again"),
+    ]
+    position = 5 * after["global_batch_size"]
+    read = {*stream(records, 0, 20, **before)}
+    rest = {*stream(records, position, 96 - position, seed=seed, **after)}
+    tolerance = 12 if "about" in said else 0
+    assert 96 - len(read | rest) == pytest.approx(left_out, abs=tolerance)
+    assert len(read & rest) == pytest.approx(again, abs=tolerance)
+
+
+def test_the_same_settings_read_nothing_again():
+    data = DataConfig()
+    said = describe_reread(data, data, same_seed=True, step=5, num_records=96)
+    assert said == ""
 
 
 def test_shards_and_blocks_are_shuffled_in_each_epoch_and_lane(tmp_path):

@@ -217,6 +217,25 @@ def test_checkpoints_are_also_saved_after_minutes_and_at_multiples(
     assert found == saved
 
 
+def test_a_changed_batch_size_says_which_records_it_leaves_out(
+    tiny_records, tmp_path, caplog
+):
+    """Steps of 8 records; from step 2 on, of 16."""
+
+    def start(**changes):
+        config = tiny_run.make_config(
+            tiny_records, tmp_path, eval_input_file=(), **changes
+        )
+        assert train(config) == 0
+
+    start(num_train_steps=2)
+    assert "settings of the input" not in caplog.text
+    start(num_train_steps=4, global_batch_size=16, allow_config_change=True)
+    assert "at record 32, after 16 records have been read: 16 are left" in (
+        caplog.text
+    )
+
+
 # --- stops ------------------------------------------------------------------
 
 
