@@ -121,11 +121,13 @@ class Estimate:
         """Rows of a micro-batch that should fit.
 
         What does not depend on the rows are the arguments and, a third of
-        these, the gradients.
+        these, the gradients. In a step that does not fit, XLA computes some
+        products twice to save memory: without this, a row needs more.
         """
         fixed = self.argument_bytes * 4 / 3
         rows = (self.memory_bytes - fixed) / (self.peak_bytes - fixed)
-        return rows * self.batch_size
+        once = 1.0 if self.fits else self.model_flops / sum(self.flops.values())
+        return rows * self.batch_size * min(1.0, once)
 
     def hours(self, step_s: float) -> float:
         """Hours of the complete run."""
@@ -262,7 +264,7 @@ def describe(found: Estimate, price_per_device_hour: float = 0.0) -> str:
         "memory, GiB": f"{found.peak_bytes / GIB:.2f} of {limit}, with "
         f"{found.argument_bytes / GIB:.2f} of weights, moments and batch",
         "products, TFLOP": ", ".join(
-            f"{number / 1e12:.3g} in {dtype}"
+            f"{number / 1e12:,.2f} in {dtype}"
             for dtype, number in found.flops.items()
         ),
         "bytes moved, GB": f"{found.bytes_moved / 1e9:,.1f}",
