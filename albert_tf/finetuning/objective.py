@@ -5,7 +5,7 @@ import functools
 import math
 import posixpath
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -175,12 +175,6 @@ class Finetuning(Objective):
         score: Scores predictions for "dev"; None without "dev".
         score_name: The score by which checkpoints are compared.
     """
-
-    remedies: ClassVar = {
-        "records": "Choose another --output_dir, where the features of the "
-        "task are made again.",
-        "held-out records": "Give a --dev_file to measure the score.",
-    }
 
     def __init__(
         self,

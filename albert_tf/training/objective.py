@@ -12,7 +12,7 @@ these weights. So each label counts the same in every replica and micro-batch.
 import abc
 import posixpath
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -79,8 +79,6 @@ class Objective(abc.ABC):
         metric_names: The keys of `metrics`, `loss` among them.
         num_sequences: Number of sequences of `max_seq_length` tokens in an
             example.
-        remedies: What to do if a check of its "records" or "held-out records"
-            fails.
 
     Example:
         >>> from albert_tf.config import PretrainingConfig
@@ -95,7 +93,6 @@ class Objective(abc.ABC):
 
     metric_names: tuple[str, ...]
     num_sequences: int = 1
-    remedies: ClassVar[Mapping[str, str]] = {}
 
     # Records.
 

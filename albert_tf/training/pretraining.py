@@ -10,7 +10,7 @@ Reference:
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -48,13 +48,6 @@ PAPER_REFERENCE = {
 
 class Pretraining(Objective):
     """Masked language modeling, and a sentence objective unless it is none."""
-
-    remedies: ClassVar = {
-        "records": "Build them again with python -m data_prep.build_tfrecords "
-        "--overwrite.",
-        "held-out records": "Build records with --holdout_fraction, and give "
-        "their eval/ as --eval_input_file.",
-    }
 
     def __init__(self, config: PretrainingConfig) -> None:
         self._config = config

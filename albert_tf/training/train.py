@@ -275,7 +275,7 @@ class Trainer:
         self._log_start(
             resumed, initial, start_up_s=start_up_s, restore_s=restore_s
         )
-        _log_summary(self)
+        log_summary(self)
         if resumed is None:
             # A new run saves its first checkpoint. If it cannot be written, the
             # run ends before training.
@@ -319,7 +319,7 @@ class Trainer:
             if self._profiler.begin_loop(position.step):
                 self._log_event("profile")
             boundary = self._next_boundary()
-            stops = self._advance_or_explain(boundary)
+            stops = self.advance(boundary)
             if position.step < boundary:
                 return self._stop_early()
             self._log_loop()
@@ -363,6 +363,19 @@ class Trainer:
     def advance(self, until: int) -> bool:
         """Trains up to a step. Returns whether a request to stop ended that.
 
+        Raises:
+            UserError: If a shard is damaged.
+            RetryError: If reading failed, but all shards are intact.
+        """
+        try:
+            return self._advance(until)
+        except TRAINING_ERRORS as error:
+            with self.host.watchdog.limit("the search for damaged shards"):
+                explain_failed_read(error, self.host.strategy, self.records)
+
+    def _advance(self, until: int) -> bool:
+        """Trains up to a step. Returns whether a request to stop ended that.
+
         A call of the program ends where the dropout rates change. The first two
         calls of a program are short.
         """
@@ -375,14 +388,6 @@ class Trainer:
             if self._call_program(end - position.step):
                 return True
         return False
-
-    def _advance_or_explain(self, boundary: int) -> bool:
-        """Calls `advance`; after a failed read, raises an error that helps."""
-        try:
-            return self.advance(boundary)
-        except TRAINING_ERRORS as error:
-            with self.host.watchdog.limit("the search for damaged shards"):
-                explain_failed_read(error, self.host.strategy, self.records)
 
     def _call_program(self, num_steps: int) -> bool:
         """Trains up to `num_steps` steps; returns whether to stop.
@@ -662,7 +667,7 @@ class Trainer:
             self._log_event("profile")
 
 
-def _log_summary(trainer: Trainer) -> None:
+def log_summary(trainer: Trainer) -> None:
     """Logs settings, sizes, learning rate and records."""
     config, records = trainer.config, trainer.records
     num_replicas = trainer.host.strategy.num_replicas_in_sync

@@ -299,7 +299,7 @@ def test_a_failed_read_of_intact_records_asks_for_another_start(
     config = tiny_run.make_config(
         records, tmp_path / "run", strategy=strategy, **devices
     )
-    monkeypatch.setattr(Trainer, "advance", fail)
+    monkeypatch.setattr(Trainer, "_advance", fail)
     with pytest.raises(error, match=words) as raised:
         train(config)
     assert type(raised.value) is error
