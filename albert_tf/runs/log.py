@@ -165,8 +165,8 @@ class RunLog:
         """Adds one line, with the current time, to `events.jsonl`.
 
         Args:
-            kind: start, resume, stop, finish, diverged, dropout, data,
-                checkpoint or profile.
+            kind: start, resume, stop, finish, failed, diverged,
+                dropout, checkpoint or profile.
             facts: Further JSON values, by key.
         """
         line = {"time": time.time(), "event": kind, "step": step, **facts}

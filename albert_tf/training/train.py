@@ -16,7 +16,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from absl import logging
@@ -26,7 +26,7 @@ from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import RetryError, UserError
 from albert_tf.input.batch_stream import BatchStream, describe_reread
 from albert_tf.input.record_format import (
     TRAINING_ERRORS,
@@ -40,7 +40,7 @@ from albert_tf.runs.checkpoints import (
     Checkpoint,
     CheckpointStore,
 )
-from albert_tf.runs.log import RunLog, read_metrics
+from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
@@ -252,6 +252,7 @@ class Trainer:
         Args:
             began: See `train`.
         """
+        began = began or time.time()
         if not self.host.is_chief:
             logging.set_verbosity(logging.WARNING)
         restore_began = time.monotonic()
@@ -261,9 +262,9 @@ class Trainer:
         # The settings, which now have been found to fit the checkpoint, and the
         # log. Lines of steps after the checkpoint are dropped.
         run_dir, position = self.config.training.output_dir, self.position
-        if resumed is not None:
-            self._warn_of_reread()
         if self.host.writes:
+            if resumed is not None:
+                self._warn_of_reread()
             run_directory.write(self.config, self.records)
             self._run_log = RunLog(
                 run_dir,
@@ -271,7 +272,7 @@ class Trainer:
                 position.to_evaluate,
                 position.num_steps,
             )
-        start_up_s = time.time() - (began or time.time()) - restore_s
+        start_up_s = time.time() - began - restore_s
         self._log_start(
             resumed, initial, start_up_s=start_up_s, restore_s=restore_s
         )
@@ -364,14 +365,41 @@ class Trainer:
         """Trains up to a step. Returns whether a request to stop ended that.
 
         Raises:
-            UserError: If a shard is damaged.
-            RetryError: If reading failed, but all shards are intact.
+            UserError: If a shard is damaged, or a read failed twice.
+            RetryError: If a read failed, but all shards are intact.
         """
         try:
             return self._advance(until)
         except TRAINING_ERRORS as error:
             with self.host.watchdog.limit("the search for damaged shards"):
-                explain_failed_read(error, self.host.strategy, self.records)
+                self._explain_failed_read(error)
+
+    def _explain_failed_read(self, error: tf.errors.OpError) -> NoReturn:
+        """Raises an error; a `RetryError` only if the read may yet succeed.
+
+        A read that has failed in the same way since the newest checkpoint is
+        expected to fail again. The log has the earlier failure.
+        """
+        try:
+            explain_failed_read(error, self.host.strategy, self.records)
+        except RetryError as temporary:
+            self.store.wait()
+            failure = {
+                "reason": temporary.fault,
+                "checkpoint": self.store.newest_step(),
+            }
+            if self._run_log and any(
+                event["event"] == "failed" and failure.items() <= event.items()
+                for event in read_events(self.config.training.output_dir)
+            ):
+                raise UserError(
+                    "a read must not fail twice in the same way",
+                    received=temporary.fault,
+                    remedy="Check the file system and the records: python -m "
+                    "data_prep.inspect_records.",
+                ) from None
+            self._log_event("failed", **failure)
+            raise
 
     def _advance(self, until: int) -> bool:
         """Trains up to a step. Returns whether a request to stop ended that.

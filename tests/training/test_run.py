@@ -305,6 +305,28 @@ def test_a_failed_read_of_intact_records_asks_for_another_start(
     assert type(raised.value) is error
 
 
+def test_a_read_that_fails_twice_in_the_same_way_asks_for_a_person(
+    tiny_records, tmp_path, monkeypatch
+):
+    """The second start makes progress, so its failure counts as a new one."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, eval_input_file=(), save_checkpoints_steps=2
+    )
+    advance, statuses = Trainer._advance, []
+    for good_steps in (0, 2, 0):
+
+        def fail_later(trainer, until, good_steps=good_steps):
+            if until > good_steps:
+                raise WRONG_BIT
+            return advance(trainer, until)
+
+        monkeypatch.setattr(Trainer, "_advance", fail_later)
+        with pytest.raises(UserError, match="a bit") as raised:
+            train(config)
+        statuses.append(raised.value.exit_status)
+    assert statuses == [75, 75, 1]
+
+
 # --- profiles ---------------------------------------------------------------
 
 
