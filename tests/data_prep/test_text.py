@@ -404,7 +404,7 @@ def csv_of(mark):
     ("name", "content"),
     [
         *((f"a{mark!r}.csv", csv_of(mark)) for mark in ",\t;|"),
-        ("a.TSV.gz", gzip.compress(csv_of("\t"))),
+        ("a.TSV.gz", gzip.compress(csv_of("\t"), mtime=0)),
         *(
             (
                 "part-00000",
