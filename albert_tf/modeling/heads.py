@@ -36,9 +36,7 @@ class Pooler(Projection):
         size = config.hidden_size
         super().__init__(size, size, None, name="pooler")
 
-    def call(  # type: ignore[override]
-        self, first_tokens: tf.Tensor
-    ) -> tf.Tensor:
+    def call(self, first_tokens: tf.Tensor) -> tf.Tensor:
         """`(batch, H)`, or `(batch, examples, H)` for packed rows."""
         if first_tokens.shape.rank == 3:
             examples, width = first_tokens.shape[1:]
@@ -219,9 +217,7 @@ class SpanHead(Projection):
         size, draw = config.hidden_size, initializer(config)
         super().__init__(size, 2, draw, name="span")
 
-    def call(  # type: ignore[override]
-        self, sequence_output: tf.Tensor
-    ) -> tf.Tensor:
+    def call(self, sequence_output: tf.Tensor) -> tf.Tensor:
         """float32 logits, `(2, batch, length)`: as start, as end."""
         product, bias = super().call(sequence_output)
         return tf.transpose(product + bias, [2, 0, 1])

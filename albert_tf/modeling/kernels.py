@@ -495,6 +495,9 @@ def _context_gradient(
     """
     products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
     mean = tf.reduce_sum(products, axis=-1, keepdims=True) * factor
+    # Between the two products, so that TensorFlow's graph optimizer does not
+    # multiply `factor` by the keep probability first, which rounds otherwise.
+    mean = tf.expand_dims(tf.squeeze(mean, -1), -1)
     d_sum = tf.cast(upstream, tf.float32) * factor
     return tf.cast(d_sum, upstream.dtype), mean * keep_prob(rate)
 

@@ -144,8 +144,8 @@ class _Preflight:
         if not fits:
             raise UserError(
                 gpus,
-                remedy="CUDA_VISIBLE_DEVICES selects GPUs; install packages for "
-                "CUDA (docs/gpu.md). --strategy=one_device uses one.",
+                remedy="CUDA_VISIBLE_DEVICES selects GPUs; docs/gpu.md has the "
+                "packages for CUDA. --strategy=one_device uses one.",
             )
         unit = "examples" if data.packing == "none" else "rows"
         return (

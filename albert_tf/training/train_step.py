@@ -275,11 +275,10 @@ def _sum_over_replicas(
 ) -> tuple[list[tf.Tensor], Scalars]:
     """Sums over all replicas, in one call, with all scalars in one vector."""
     replica = tf.distribute.get_replica_context()
-    *tensors, vector = replica.all_reduce(
-        tf.distribute.ReduceOp.SUM,
-        [*tensors, tf.stack(list(scalars.values()))],
-    )
-    return tensors, dict(zip(scalars, tf.unstack(vector), strict=True))
+    vector = tf.stack(list(scalars.values()))
+    summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [*tensors, vector])
+    sums = dict(zip(scalars, tf.unstack(summed[-1]), strict=True))
+    return list(summed[:-1]), sums
 
 
 def _make_update(
