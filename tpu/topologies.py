@@ -177,30 +177,21 @@ class Machine:
         features = "ACCELERATED_FEATURES" if major in (9, 10) else "NONE"
         description = f"""
 gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {in_core}
-  threads_per_core_limit: {threads}
-  core_count: {card.num_cores}
-  fpus_per_core: {units}
+  threads_per_block_limit: 1024 threads_per_warp: 32
   block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: {card.bandwidth:.0f}
-  l2_cache_size: {card.l2_bytes}
-  clock_rate_ghz: {card.clock_ghz}
-  device_memory_size: {card.memory_bytes}
-  shared_memory_per_block_optin: {in_block}
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {in_block}
+  shared_memory_per_core: {in_core} threads_per_core_limit: {threads}
+  core_count: {card.num_cores} fpus_per_core: {units}
+  clock_rate_ghz: {card.clock_ghz} l2_cache_size: {card.l2_bytes}
+  device_memory_size: {card.memory_bytes} memory_bandwidth: {card.bandwidth:.0f}
   cuda_compute_capability {{
     major: {major} minor: {minor} feature_extension: {features}
   }}
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 12 }}
-runtime_version {{ major: 13 }}
+dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "NVIDIA {card.words}"
 """
         return {
