@@ -77,7 +77,6 @@ from tqdm import tqdm
 from albert_tf.cluster import versions
 from albert_tf.config import PredictConfig, TextsConfig, flags
 from albert_tf.errors import UserError
-from albert_tf.finetuning.examples import read_lines, read_rows
 from albert_tf.io.files import atomic_write
 from albert_tf.records.tokenization import MASK_PIECE
 from albert_tf.serving.predict import (
@@ -181,6 +180,9 @@ def _read(
     """Reads the file; `needs` and `may_have` are the texts of the model."""
     path = config.input_file
     is_text = path.endswith(".txt")
+    # Imports TensorFlow.
+    from albert_tf.finetuning.examples import read_rows
+
     found = read_plain(path) if is_text else read_rows(path, "--input_file")
     defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
     for default in defaults:
@@ -209,6 +211,9 @@ def _read(
 
 def read_plain(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each line of a file that is not empty is, and its text."""
+    # Imports TensorFlow.
+    from albert_tf.finetuning.examples import read_lines
+
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             yield f"line {number}", {"text": line.removesuffix("\r")}

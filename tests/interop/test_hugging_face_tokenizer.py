@@ -141,9 +141,8 @@ EMPTY_PIECE = {"type": "Unigram", "vocab": [["<pad>", 0.0], ["", -1.0]]}
         ({"normalizer": None}, "must describe a vocabulary.*spiece.model"),
         ({"model": None}, "KeyError 'model'"),
         (
-            # SentencePiece would end the process.
             {"normalizer": {"type": "NFC"}, "model": EMPTY_PIECE},
-            "a piece is empty",
+            "piece must not be empty",
         ),
     ],
 )

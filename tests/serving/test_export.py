@@ -273,7 +273,7 @@ def test_layers_that_share_their_weights_are_applied_as_often_as_asked(
     config = load_config(str(shallow)).replace(num_hidden_layers=2)
     write_config(str(shallow), config)
     outputs = []
-    for name, source, layers in ("a", run_dir, ("2",)), ("b", shallow, ()):
+    for name, source, layers in ("a", run_dir, 2), ("b", shallow, 0):
         where = {"run_dir": str(source), "export_dir": str(tmp_path / name)}
         export(ExportConfig(**where, num_layers=layers, text_signatures=False))
         model = tf.saved_model.load(str(tmp_path / name))

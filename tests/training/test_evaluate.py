@@ -80,7 +80,7 @@ def test_an_empty_shard_is_named(tiny_records, tmp_path):
         tmp_path / "run",
         eval_input_file=(f"{tmp_path}/*/*.tfrecord",),
     )
-    with pytest.raises(UserError, match=f"0 records in {shard}, which must"):
+    with pytest.raises(UserError, match=f"{shard} has another SHA-256"):
         evaluate_with(config)
 
 

@@ -94,7 +94,7 @@ def plan(records, weights, run_dir="unused", **changes):
     fitting = tiny_run.make_config(
         records, run_dir, vocab_size=config.model.vocab_size
     )
-    found = find_records({"input_file": config.data.input_file}, fitting)
+    found = find_records("input_file", config.data.input_file, fitting)
     return warm_start.plan(config, found, weights)
 
 
