@@ -300,9 +300,3 @@ class InspectConfig(Config):
     num_examples: int = setting(
         2, "Examples to print of the first shard of a directory.", at_least=0
     )
-    num_workers: int = setting(
-        0,
-        "Number of processes, at most one per shard; 0 is one for each core "
-        "that the command may use.",
-        at_least=0,
-    )

@@ -29,28 +29,27 @@ import itertools
 import json
 import posixpath
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
-from albert_tf.io.files import find_all, open_existing
-from albert_tf.io.tfrecord import read_records
+from albert_tf.io.files import find_all
 from albert_tf.records.features import (
     MASK_ID,
     PAD_ID,
     TOKENIZER_FILE,
-    RecordsMetadata,
     read_metadata,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID as _FIRST
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
-from data_prep.inspection import CheckedRows, check_rows
+from data_prep.inspection import read_rows, read_shape, restore_tokens, use_cpu
 
 # Length of the longest n-gram, the predicted token included.
 ORDER = 5
-_ROWS, _TOKENS = 4096, 512  # in a batch
+_TOKENS = 512  # in a batch
 _MAX_TRAIN_ROWS, _MAX_EVAL_ROWS = 200_000, 1000
 _SENTENCE_PIECES = range(6, 31)
 _ENDS = ".!?\u3002\uff01\uff1f\u0964\u06d4"  # also of Chinese, Hindi, Urdu
@@ -170,27 +169,30 @@ def _discount(counts: np.ndarray) -> float:
     return float(once / (once + 2 * twice)) if once and twice else 0.5
 
 
-def read_rows(
-    paths: Sequence[str], metadata: RecordsMetadata, max_rows: int
-) -> CheckedRows:
-    """Reads intact rows of shards, and restores the tokens under the masks."""
+class CountedRows(NamedTuple):
+    """Rows with and without masks, `(rows, length)`; see `restore_tokens`."""
 
-    def contents() -> Iterator[bytes]:
-        for path in paths:
-            with open_existing(path, "rb") as file:
-                yield from (
-                    r.content for r in read_records(file) if not r.fault
-                )
+    input_ids: np.ndarray
+    restored: np.ndarray
+    is_masked: np.ndarray
 
-    rows = itertools.islice(contents(), max_rows)
-    batches = iter(lambda: list(itertools.islice(rows, _ROWS)), [])
-    parts = [check_rows(batch, (metadata, None)) for batch in batches]
-    input_ids = np.concatenate([part.features["input_ids"] for part in parts])
-    return CheckedRows(
-        {},
-        {"input_ids": input_ids},
-        np.concatenate([part.restored for part in parts]),
-        np.concatenate([part.is_masked for part in parts]),
+
+def collect_rows(paths: Sequence[str], max_rows: int) -> CountedRows:
+    """Reads the first intact rows of shards."""
+    shape = read_shape(paths[0])
+    parts = []
+    missing = max_rows
+    for path in paths:
+        for rows in read_rows(path, shape, []):
+            parts.append((rows["input_ids"], *restore_tokens(rows)))
+            missing -= len(rows["input_ids"])
+            if missing <= 0:
+                break
+        if missing <= 0:
+            break
+    ids, restored, is_masked = map(np.concatenate, zip(*parts, strict=True))
+    return CountedRows(
+        ids[:max_rows], restored[:max_rows], is_masked[:max_rows]
     )
 
 
@@ -216,7 +218,7 @@ def neighbours(ids: np.ndarray, number: int, step: int) -> np.ndarray:
 
 
 def evaluate(
-    train: CheckedRows, held_out: CheckedRows, vocab_size: int
+    train: CountedRows, held_out: CountedRows, vocab_size: int
 ) -> dict[str, float]:
     """Counts `train`, and predicts the masked tokens of `held_out`.
 
@@ -231,11 +233,11 @@ def evaluate(
     unigram[:_FIRST] = 0
     unigram /= unigram.sum()
     at = np.nonzero(held_out.is_masked)
-    labels, seen = held_out.restored[at], held_out.features["input_ids"][at]
+    labels, seen = held_out.restored[at], held_out.input_ids[at]
     sides = []
     for step in (-1, 1):
         contexts = neighbours(train.restored, ORDER - 1, step)[counted]
-        shown = neighbours(held_out.features["input_ids"], ORDER - 1, step)[at]
+        shown = neighbours(held_out.input_ids, ORDER - 1, step)[at]
         sides.append((NgramModel(tokens, contexts, vocab_size), shown))
     loss = correct = 0.0
     for begin in range(0, len(labels), _TOKENS):
@@ -304,6 +306,7 @@ def mask_sentences(
 def main(config: BaselinesConfig) -> None:
     """Counts, predicts and prints."""
     config.require("input_file", "eval_input_file")
+    use_cpu()
     sets = []
     for name, limit in (
         ("input_file", _MAX_TRAIN_ROWS),
@@ -312,7 +315,7 @@ def main(config: BaselinesConfig) -> None:
         paths = find_all(name, getattr(config, name), "*.tfrecord")
         directory = posixpath.dirname(paths[0])
         metadata = read_metadata(directory)
-        sets.append((metadata, read_rows(paths, metadata, limit), directory))
+        sets.append((metadata, collect_rows(paths, limit), directory))
     (metadata, train, _), (of_held_out, held_out, directory) = sets
     if of_held_out.masking != "static":
         raise UserError(

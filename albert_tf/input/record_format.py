@@ -13,7 +13,6 @@ checksums; `data_prep.inspect_records` finds the record.
 """
 
 import dataclasses
-import hashlib
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
@@ -27,7 +26,7 @@ from albert_tf.errors import RetryError, UserError, first_line, name_faults
 from albert_tf.input import tensor_ops
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
-from albert_tf.io.files import open_existing
+from albert_tf.io.files import digest
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     SENTENCE_LABEL,
@@ -61,7 +60,6 @@ TRAINING_ERRORS = (
 
 # One stream from gs:// does not use the bandwidth of a host.
 _PARALLEL_SHARDS = 16
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,11 +234,7 @@ def _find_damaged(records: RecordSet) -> list[str]:
     """The shards whose SHA-256 is not that of the metadata."""
 
     def is_damaged(path: str) -> bool:
-        digest = hashlib.sha256()
-        with open_existing(path, "rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-        return digest.hexdigest() != records.checksums[path]
+        return digest(path) != records.checksums[path]
 
     paths = [path for path in records.files if path in records.checksums]
     with futures.ThreadPoolExecutor(_PARALLEL_SHARDS) as pool:

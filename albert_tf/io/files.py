@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import glob
+import hashlib
 import json
 import os
 import re
@@ -311,6 +312,15 @@ def open_existing(path: str, mode: str = "r") -> Any:
                 check_bucket(path)
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return tf.io.gfile.GFile(path, mode)
+
+
+def digest(path: str) -> str:
+    """Returns the hexadecimal SHA-256 of a file."""
+    sha256 = hashlib.sha256()
+    with open_existing(path, "rb") as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+    return sha256.hexdigest()
 
 
 def keep_until_exit(name: str, content: bytes) -> str:

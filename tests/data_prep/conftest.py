@@ -52,7 +52,7 @@ def inspect(capsys):
     def run(*paths, **settings):
         config = InspectConfig(
             input_file=tuple(map(str, paths)),
-            **{"num_workers": 1, "num_examples": 0, **settings},
+            **{"num_examples": 0, **settings},
         )
         status = inspect_records.main(config)
         return status, capsys.readouterr().out

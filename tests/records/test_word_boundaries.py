@@ -12,7 +12,7 @@ from albert_tf.records.features import SPECIAL_PIECES
 from albert_tf.records.masking import mask_rows
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.records.word_boundaries import WordBoundaries
-from data_prep.inspection import read_lists
+from tests.helpers.inspected_records import read_features
 
 TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 
@@ -86,7 +86,7 @@ def read_google_records():
         for record in read_records(file):
             row = {
                 name: np.array(values)
-                for name, (_, values) in read_lists(record.content).items()
+                for name, values in read_features(record.content).items()
             }
             is_slot = row["masked_lm_weights"] > 0
             masked = row["masked_lm_positions"][is_slot]
