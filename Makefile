@@ -137,8 +137,8 @@ bridge-test: $(VENV)/installed
 
 TPU_BIN := .venv-tpu/bin
 
-# The pins of libtpu and tensorflow are removed: they are for other extras. Packages of the extra `test` would install tensorflow over
-# tensorflow-tpu.
+# The pins of libtpu and tensorflow are removed: they are for other extras.
+# Packages of the extra `test` would install tensorflow over tensorflow-tpu.
 .venv-tpu/installed: setup.py constraints/tensorflow-2.20.txt
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	$(PYTHON) -m venv .venv-tpu

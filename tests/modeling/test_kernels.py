@@ -7,6 +7,7 @@ import tensorflow as tf
 from albert_tf.modeling import kernels
 from albert_tf.modeling.attention_bias import ExampleNumbers, add_to_scores
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.target import ProgramTarget
 from tests.helpers import tiny_model
 
 SEED = tf.constant([3, 4])
@@ -190,6 +191,17 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(target):
     np.testing.assert_allclose(
         tf.cast(found, tf.float64), exact, rtol=BFLOAT16_ULP
     )
+
+
+def test_the_gradient_of_a_bias_on_a_gpu_is_a_float32_sum():
+    """A CPU that computes it may add up bfloat16 as exactly."""
+    target = ProgramTarget(device_type="GPU")
+    rows = tf.ones([4, 5, 3], tf.bfloat16)
+    program = tf.function(lambda: kernels.bias_gradient(rows, target))
+    operations = program.get_concrete_function().graph.get_operations()
+    (total,) = (op for op in operations if op.type == "Sum")
+    assert total.inputs[0].dtype == tf.float32
+    assert not [op for op in operations if op.type == "MatMul"]
 
 
 # In bfloat16, rounding errors of all layers add up to 5.2 or 7.9 ULPs of a
