@@ -205,7 +205,7 @@ def test_the_code_of_the_page_fills_the_mask(mini, monkeypatch):
             {"text_file": ""},
             "text_file must name real text.*litert, to verify",
         ),
-        ({"quantize": "int8"}, "none, dynamic_int8.* Received: int8"),
+        ({"quantize": "int8"}, "none, dynamic_int8.* Received: 'int8'"),
         ({"text_file": "/dev/null"}, "/dev/null must be a regular file"),
     ],
 )
