@@ -1,11 +1,15 @@
 """All commands of the package: `albert-tf COMMAND --SETTING=VALUE ...`."""
 
+import difflib
 import importlib.util
+import pathlib
 import re
 import runpy
 import sys
 
 import albert_tf
+from albert_tf.config import flags
+from albert_tf.errors import UserError
 
 COMMANDS = {
     "first-model": "albert_tf.first_model",
@@ -36,25 +40,31 @@ def _describe(module: str) -> str:
 
 def main() -> None:
     """Runs the command that the first argument names, as `python -m` does."""
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
-    module = COMMANDS.get(command.replace("_", "-"))
-    if command == "--version":
+    # A folder `data_prep` or `tpu` of the user must not hide a package.
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+    with flags.end_in_one_line():
+        _run(sys.argv[1] if len(sys.argv) > 1 else "")
+
+
+def _run(command: str) -> None:
+    name = command.replace("_", "-")
+    if name in COMMANDS:
+        del sys.argv[0]
+        runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
+    elif command == "--version":
         print(f"albert-tf {albert_tf.__version__}")
     elif command in ("", "-h", "--help"):
         print("usage: albert-tf COMMAND --SETTING=VALUE ...\n")
         for name, module in COMMANDS.items():
             print(f"  {name:20}{_describe(module)}")
         print("\nalbert-tf COMMAND --help lists the settings of a command.")
-    elif module is None:
-        names = ", ".join(COMMANDS)
-        print(
-            f"error: the command must be one of {names}. Received: {command}.",
-            file=sys.stderr,
-        )
-        sys.exit(1)
     else:
-        del sys.argv[0]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        similar = difflib.get_close_matches(name, COMMANDS, 1)
+        raise UserError(
+            f"the command must be one of {', '.join(COMMANDS)}",
+            received=command,
+            remedy=f"Did you mean {similar[0]}?" if similar else "",
+        )
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ and its `main` receives the config that the command line describes. `main`
 imports TensorFlow, so that --help and invalid settings answer at once.
 """
 
+import contextlib
 import dataclasses
 import logging as python_logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from absl import app, logging
@@ -38,7 +39,8 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 # Directory of a package whose INFO lines are not logged.
 _TENSORFLOW = f"{os.sep}tensorflow{os.sep}"
 
-EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
+# As a shell reports SIGINT and SIGPIPE.
+EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 130, 141
 
 
 def define(
@@ -170,52 +172,70 @@ def run(
 ) -> None:
     """Runs a command: defines its flags, parses them, calls `main(config)`.
 
-    After a `UserError`, or an error that `io.faults.explain` turns into one,
-    the command prints one message on standard error and exits with the error's
-    `exit_status`. `--verbosity=1` also logs the traceback. After Ctrl-C, the
-    command exits with status 130.
+    `--verbosity=1` also logs the traceback of an error.
     """
 
     def call_main(arguments: Sequence[str]) -> int:
         logging.use_absl_handler()
         logging.get_absl_handler().addFilter(_should_log)
-        try:
-            _refuse_words(arguments[1:])
-            return main(parse(config_class)) or 0
-        except KeyboardInterrupt:
-            print("interrupted; run the same command again", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        except Exception as error:
-            explained = faults.explain(error)
-            if explained is None:
-                raise
-            logging.debug("traceback of the error", exc_info=True)
-            print(f"error: {explained}", file=sys.stderr)
-            return explained.exit_status
+        _refuse_words(arguments[1:])
+        return main(parse(config_class)) or 0
 
     define(config_class)
     absl_flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(call_main, flags_parser=_parse_command_line)
+    with end_in_one_line():
+        app.run(call_main, flags_parser=_parse_command_line)
+
+
+@contextlib.contextmanager
+def end_in_one_line() -> Iterator[None]:
+    """Ends the process with one line on standard error if the block fails.
+
+    Raises:
+        SystemExit: With the `exit_status` of a `UserError`, or of the error
+            that `io.faults.explain` gives instead; 130 after Ctrl-C; 141,
+            without a line, if the reader of standard output has closed it.
+    """
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        _drop_output()
+        if isinstance(error, BrokenPipeError):
+            sys.exit(EXIT_CLOSED_PIPE)
+        explained = faults.explain(error)
+        if explained is None:
+            raise
+        logging.debug("traceback of the error", exc_info=True)
+        print(f"error: {explained}", file=sys.stderr)
+        sys.exit(explained.exit_status)
+
+
+def _drop_output() -> None:
+    """Drops output that cannot be written, which would fail again at exit."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _parse_command_line(arguments: list[str]) -> list[str]:
     """Parses the flags; returns the other arguments."""
+    words = ["--help" if word == "-h" else word for word in arguments[1:]]
     try:
-        arguments = [arguments[0], *shipped.expand(arguments[1:])]
-        return absl_flags.FLAGS(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        return absl_flags.FLAGS([arguments[0], *shipped.expand(words)])
     except SystemExit:  # after --help; absl's status is 1
         sys.exit(0)
     except absl_flags.UnrecognizedFlagError as error:
-        instead = REMOVED.get(error.flagname)
-        if instead:
-            print(
-                f"error: --{error.flagname} was removed: {instead}.",
-                file=sys.stderr,
-            )
-            sys.exit(UserError.exit_status)
+        if instead := REMOVED.get(error.flagname):
+            raise UserError(
+                f"--{error.flagname} was removed: {instead}"
+            ) from None
         return app.parse_flags_with_usage(arguments)
     except absl_flags.Error:
         return app.parse_flags_with_usage(arguments)

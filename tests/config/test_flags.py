@@ -1,4 +1,6 @@
 import glob
+import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from albert_tf.errors import UserError
 from data_prep.config import RecordsConfig
 from tests.helpers.commands import find_commands, settings_of
 from tpu.compile_check import CompileCheckConfig
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def defined(config_class):
@@ -274,7 +278,7 @@ def test_a_command_runs_or_ends_in_one_line(body, argument, status, said):
     assert ("Traceback" in output) == ("RuntimeError" in body)
 
 
-def test_a_removed_flag_names_its_replacement(monkeypatch, capsys):
+def test_a_removed_flag_names_its_replacement(monkeypatch):
     """One line, for a flag that no command has any more."""
     flags_of_commands = {
         name
@@ -283,7 +287,58 @@ def test_a_removed_flag_names_its_replacement(monkeypatch, capsys):
     }
     assert not set(removed.REMOVED) & flags_of_commands
     monkeypatch.setitem(removed.REMOVED, "old_name", "use --seed")
-    with pytest.raises(SystemExit):
+    said = "^--old_name was removed: use --seed.$"
+    with pytest.raises(UserError, match=said):
         flags._parse_command_line(["command", "--old_name=3"])
-    message = capsys.readouterr().err
-    assert message == "error: --old_name was removed: use --seed.\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["albert_tf", "--help"],
+        ["albert_tf", "predict", "-h"],
+        ["data_prep.build_tfrecords", "--help"],
+    ],
+)
+def test_output_that_nobody_reads_ends_in_silence(arguments):
+    """As `| head -1` does; a full device is named in one line."""
+    command = [sys.executable, "-m", *arguments]
+    reader, closed_pipe = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True
+    )
+    os.close(closed_pipe)
+    assert (done.returncode, done.stderr) == (flags.EXIT_CLOSED_PIPE, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: the disk is full: .*\n", done.stderr)
+
+
+def test_a_misspelt_command_is_corrected(tmp_path):
+    """Also if the user's own folder is named like a package of commands."""
+    for name in ("data_prep", "tpu"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "albert_tf", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        )
+
+    done = run("pretain")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "Received: pretain. Did you mean run-pretraining?\n"
+    )
+    for command in ("train-tokenizer", "compile-check"):
+        done = run(command, "-h")
+        assert done.returncode == 0, done.stderr
+        assert command.replace("-", "_") in done.stdout

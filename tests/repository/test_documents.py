@@ -168,7 +168,7 @@ def test_the_table_of_exit_statuses_has_those_of_the_code():
     listed = re.findall(r"^\| (\d+) \|", read("docs/runs.md"), re.M)
     assert {*map(int, listed)} == {
         *(0, UserError.exit_status, RETRY_STATUS),
-        *(flags.EXIT_INTERRUPTED, PREEMPTED_STATUS),
+        *(flags.EXIT_INTERRUPTED, flags.EXIT_CLOSED_PIPE, PREEMPTED_STATUS),
     }
 
 
