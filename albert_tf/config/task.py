@@ -168,13 +168,14 @@ class TaskConfig(Config):
     )
     tokens_column: str = setting(
         "tokens",
-        "Column of the list of words of JSON lines, for token_classification.",
+        "Column of the list of words of JSON lines, for token_classification; "
+        "or, in a file of words and tags, its number, from 1.",
     )
     tags_column: str = setting(
         "tags",
         "Column of the list of tags of JSON lines, for token_classification: "
         "for each word O, or B- or I- and the name of a kind of spans, e.g. "
-        "B-PER.",
+        "B-PER; or, in a file of words and tags, its number, from 1.",
     )
     id_column: str = setting(
         "",

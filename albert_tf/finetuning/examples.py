@@ -13,10 +13,13 @@ with tabs or commas only is a row of empty fields. See `io/tables`.
 
 Rows without a label are left out and listed.
 
-A file of words and tags has a word, first, and its tag, last, in each line, as
-in CoNLL; an empty line ends a text.
+A file of words and tags has a word and its tag in each line, as in CoNLL; an
+empty line ends a text. Tabs or, in a line without tabs, blanks separate its
+columns. The tag is the last one, and the word the first one that has more than
+numbers, unless --tokens_column and --tags_column are numbers of columns.
 """
 
+import collections
 import contextlib
 import itertools
 import json
@@ -53,6 +56,10 @@ _SQUAD_FORMAT = (
 
 # A file with a larger fraction of malformed rows has another layout.
 _MAX_MALFORMED = 0.1
+
+# Cells of a file of words and tags: numbers of words or texts, and tags.
+_NUMBER = re.compile(r"\d+([-.]\d+)?")
+_TAG = re.compile(r"O|[A-Z]-.+")
 
 _BLOCK_SIZE = 1 << 20  # bytes of a file to read at once
 
@@ -286,23 +293,67 @@ def read_text(path: str) -> str:
 
 
 def _read_conll(path: str, columns: Columns) -> Iterable[Row]:
-    """Reads words and tags, the first and the last column of a text's lines."""
+    """Reads words and tags, two columns of a text's lines."""
+    texts: list[tuple[str, list[list[str]]]] = []
     text: list[list[str]] = []
     lines = itertools.chain(read_lines(path), [""])
     for number, line in enumerate(lines, 1):
-        fields = re.split("[ \t]+", line.strip(" \t\r"))
-        if fields[0] not in ("", "-DOCSTART-"):
-            text.append(fields)
+        line = line.strip(" \r")
+        cells = re.split("\t" if "\t" in line else " +", line)
+        if any(cells) and cells[0] != "-DOCSTART-":
+            text.append(cells)
+        elif text:
+            texts.append((f"line {number - len(text)}", text))
+            text = []
+    word, tag = _find_columns(path, [text for _, text in texts], columns)
+    for where, text in texts:
+        counts = {*map(len, text)}
+        if len(counts) > 1 or max(word, tag) >= max(counts):
+            yield where, f"lines of {counts} columns"
             continue
-        if text:
-            where, counts = f"line {number - len(text)}", {*map(len, text)}
-            words, *_ = zip(*text, strict=False)
-            values: dict[str, Any] = {columns.text: list(words)}
-            if counts != {1}:
-                values[columns.label] = [fields[-1] for fields in text]
-            is_even = len(counts) == 1
-            yield where, values if is_even else f"lines of {counts} columns"
-        text = []
+        values: dict[str, Any] = {columns.text: [cells[word] for cells in text]}
+        if tag != word:
+            values[columns.label] = [cells[tag] for cells in text]
+        yield where, values if all(values[columns.text]) else "an empty word"
+
+
+def _find_columns(
+    path: str, texts: Sequence[list[list[str]]], columns: Columns
+) -> tuple[int, int]:
+    """Numbers of the columns of words and tags, from 0; see the module.
+
+    Raises:
+        UserError: If several columns have tags of the same kinds of spans.
+    """
+    rows = list(itertools.chain.from_iterable(texts))
+    counts = collections.Counter(map(len, rows))
+    usual = max(counts, key=counts.__getitem__, default=0)
+    cells = list(zip(*(row for row in rows if len(row) == usual), strict=True))
+    word, tag = 0, len(cells) - 1
+    while word < tag and all(map(_NUMBER.fullmatch, cells[word])):
+        word += 1
+    if columns.text.isdigit():
+        word = int(columns.text) - 1
+    if columns.label.isdigit():
+        return word, int(columns.label) - 1
+    kinds = {
+        number: {cell[2:] for cell in cells[number]} - {""}
+        for number in range(word + 1, tag + 1)
+        if all(map(_TAG.fullmatch, cells[number]))
+    }
+    alike = [
+        number
+        for number in kinds
+        if number < tag and kinds[number] & kinds.get(tag, set())
+    ]
+    if alike:
+        numbers = [str(number + 1) for number in (*alike, tag)]
+        raise UserError(
+            f"{path} must have one column of tags",
+            received=f"the columns {', '.join(numbers)}",
+            remedy=f"Choose one, e.g. --tags_column={numbers[0]}.",
+        )
+    return word, tag
 
 
 @contextlib.contextmanager

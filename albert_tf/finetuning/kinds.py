@@ -65,7 +65,16 @@ _BATCH = 1000  # texts to tokenize in one call
 _NO_LABEL = ("", "nan", "-")
 
 # Tags of words: outside of a span, or in it and its kind.
-_TAG = re.compile("O|[BIES]-.+")
+_TAG = re.compile("O|[BI]-.+")
+
+# How BIOES, BILOU and BMEWO begin a tag -> how BIO does.
+_BIO = {"E-": "I-", "L-": "I-", "M-": "I-", "S-": "B-", "U-": "B-", "W-": "B-"}
+
+# A list in a cell of a table, as json, pandas or NumPy write it.
+_LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)
+
+# Marks between names in a cell, instead of commas.
+_SEPARATORS = ",;|/&+ "
 
 # The values of `is_impossible`; `str(True)` in lower case is "true".
 _TRUTH_VALUES = {"true": True, "1": True, "false": False, "0": False}
@@ -553,7 +562,7 @@ class _WithClasses(Kind):
                 object.
         """
         value = row.label
-        names = self.raw_names(value)
+        names = self.raw_names(_read_list(value))
         if any(isinstance(name, list | dict) for name in names):
             raise UserError(
                 f"{row.columns.label} of {examples.source} must be "
@@ -566,13 +575,12 @@ class _WithClasses(Kind):
     def collect_labels(
         self, examples: ExampleSet, rows: Sequence[ExampleRow]
     ) -> None:
-        if examples.has_labels and not examples.task.labels:
-            names = itertools.chain.from_iterable(
-                self.class_names(examples, row) for row in rows
-            )
-            labels = _find_classes(set(names))
-            examples.task = dataclasses.replace(examples.task, labels=labels)
-            _warn_of_similar(examples)
+        if not examples.has_labels or examples.task.labels:
+            return
+        cells = [self.class_names(examples, row) for row in rows]
+        labels = _find_classes(set(itertools.chain.from_iterable(cells)))
+        examples.task = dataclasses.replace(examples.task, labels=labels)
+        _warn_of_similar(examples)
 
     def label_form(self, task: Task) -> str:
         return f"one of {name_faults(task.labels)}"
@@ -592,6 +600,16 @@ class _WithClasses(Kind):
                 f"{examples.source} must have labels of at least two classes",
                 received=", ".join(labels) or "none",
             )
+
+
+def _read_list(cell: Any) -> Any:
+    """The list that a cell is or holds as text; {} for an unreadable list."""
+    if not isinstance(cell, str) or not _LIST.fullmatch(cell.strip()):
+        return cell
+    for text in (cell, cell.replace("'", '"')):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return {}
 
 
 def _find_classes(names: set[str]) -> tuple[str, ...]:
@@ -659,10 +677,45 @@ class MultiLabel(_WithClasses, _Texts):
     name = config_task.MULTI_LABEL
     score_names = ("f1_micro", "f1_macro", "accuracy")
 
+    names_form = "a list of names, as JSON or separated by commas"
+    names_remedy = (
+        'Write e.g. joy,fear or ["joy", "fear"], or name another '
+        "--label_column."
+    )
+
     def raw_names(self, value: Any) -> list[Any]:
         if isinstance(value, str):
             return list(filter(str.strip, value.split(",")))
         return super().raw_names(value)
+
+    def collect_labels(
+        self, examples: ExampleSet, rows: Sequence[ExampleRow]
+    ) -> None:
+        """Also refuses vectors, and warns of names that may be several."""
+        super().collect_labels(examples, rows)
+        if not examples.is_training:
+            return
+        cells = [
+            self.class_names(examples, row)
+            for row in rows
+            if not self.has_no_label(examples, row)
+        ]
+        if _are_vectors(cells):
+            raise UserError(
+                f"{rows[0].columns.label} of {examples.source} must hold the "
+                "names of the classes of each text",
+                received=f"{len(cells[0])} values for each text, e.g. "
+                f"{', '.join(cells[0])}",
+                remedy="Convert them in Python: [name for name, applies in "
+                "zip(NAMES, values) if applies].",
+            )
+        if joined := _find_joined(examples.task.labels):
+            logging.warning(
+                "%s HAS CLASSES THAT MAY BE SEVERAL: %s. Separate names by "
+                "commas",
+                examples.source,
+                name_faults(joined),
+            )
 
     def has_no_label(self, examples: ExampleSet, row: ExampleRow) -> bool:
         if row.label == "":  # an empty list
@@ -711,6 +764,33 @@ class MultiLabel(_WithClasses, _Texts):
 
     def prediction_line(self, task: Task, example: Any, found: Any) -> str:
         return f"{example.id}\t{json.dumps(found, ensure_ascii=False)}"
+
+
+def _are_vectors(cells: Sequence[Sequence[str]]) -> bool:
+    """Whether each cell has a number for each class instead of names."""
+    if {*map(len, cells)} <= {0, 1} or len({*map(len, cells)}) > 1:
+        return False
+    names = {
+        name.casefold().removesuffix(".0") for cell in cells for name in cell
+    }
+    repeats = any(len({*cell}) < len(cell) for cell in cells)
+    return repeats or names <= {*_TRUTH_VALUES}
+
+
+def _find_joined(labels: Sequence[str]) -> list[str]:
+    """Classes such as `music|people`, if `people` is also alone or joined."""
+    parts = {
+        label: {
+            part.strip() for mark in _SEPARATORS for part in label.split(mark)
+        }
+        for label in labels
+    }
+    counts = collections.Counter(itertools.chain.from_iterable(parts.values()))
+    return [
+        label
+        for label, names in parts.items()
+        if any(counts[name] > 1 for name in names - {label, ""})
+    ]
 
 
 class Regression(_Texts):
@@ -781,8 +861,8 @@ class MultipleChoice(Kind):
         passage = row.text
         question = row.text_pair or ""
         choices = [row.values[column] for column in row.columns.choices]
-        if len(choices) == 1 and isinstance(choices[0], list):
-            (choices,) = choices
+        if len(choices) == 1 and isinstance(_read_list(choices[0]), list):
+            choices = _read_list(choices[0])
         texts = tuple(map(_text, choices))
         name = row.id
         example = ChoiceExample(name, passage, question, texts, label)
@@ -800,7 +880,7 @@ class MultipleChoice(Kind):
             examples.task = dataclasses.replace(
                 examples.task, num_choices=count
             )
-        wanted = examples.task.num_choices
+        wanted = max(examples.task.num_choices, 2)
         if count != wanted or not 0 <= label < count:
             raise UserError(
                 f"questions of {examples.source} must have {wanted} choices, "
@@ -849,33 +929,62 @@ class TokenClassification(_WithClasses):
     file_header = ()
 
     def layout(self, source: str) -> str:
+        if source.endswith(".csv"):
+            raise UserError(
+                "files of token_classification must be lists of words and tags "
+                "(.jsonl, .json, .parquet), or have a word and its tag in each "
+                "line, and an empty line after each text",
+                received=source,
+                remedy="Convert a table of words in Python: pandas.read_csv("
+                'FILE).ffill().groupby("Sentence #", sort=False).agg(list)'
+                '.rename(columns={"Word": "tokens", "Tag": "tags"}).to_json('
+                '"train.jsonl", orient="records", lines=True).',
+            )
         has_lists = source.endswith((".jsonl", ".json", ".parquet"))
         return "table" if has_lists else "conll"
+
+    def class_names(self, examples: ExampleSet, row: ExampleRow) -> list[str]:
+        """The tags in the scheme BIO, unless the model has others."""
+        return [
+            tag if tag in examples.task.labels else _to_bio(tag)
+            for tag in super().class_names(examples, row)
+        ]
 
     def collect_labels(
         self, examples: ExampleSet, rows: Sequence[ExampleRow]
     ) -> None:
-        """Also refuses tags of no scheme that seqeval knows."""
+        """Also refuses tags of no known scheme."""
         super().collect_labels(examples, rows)
-        wrong = [tag for tag in examples.task.labels if not _TAG.fullmatch(tag)]
-        if wrong:
-            raise UserError(
-                f"tags of {examples.source} must be O, or B-, I-, E- or S- and "
-                "the name of a kind of spans",
-                received=name_faults(wrong),
-                remedy="Write e.g. B-PER for the first and I-PER for each "
-                "further word of a span, or name another --tags_column.",
+        tags = map(_to_bio, examples.task.labels)
+        wrong = [tag for tag in tags if not _TAG.fullmatch(tag)]
+        if not wrong:
+            return
+        remedy = (
+            "Write e.g. B-PER for the first and I-PER for each further word of "
+            "a span, or name another --tags_column."
+        )
+        if all(map(str.isdigit, wrong)):
+            remedy = (
+                "Numbers are indices of names. Convert a data set of Hugging "
+                "Face in Python: names = dataset.features[COLUMN].feature."
+                "names; [names[number] for number in row[COLUMN]]."
             )
+        raise UserError(
+            f"tags of {examples.source} must be O, or B- or I- and the name of "
+            "a kind of spans; BIOES and BILOU are converted",
+            received=name_faults(wrong),
+            remedy=remedy,
+        )
 
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
     ) -> Made:
-        words = row.values[row.columns.text]
+        words = _read_list(row.values[row.columns.text])
         if not isinstance(words, list):
             raise UserError(
                 f"{row.columns.text} of {examples.source} must be a list of "
                 "words",
-                received=f"{words!r:.80} in {row.where}",
+                received=f"{row.text!r:.80} in {row.where}",
                 remedy="Name another --tokens_column.",
             )
         texts = tuple(map(_text, words))
@@ -896,13 +1005,13 @@ class TokenClassification(_WithClasses):
             for example, tags in zip(
                 examples.examples, examples.labels(), strict=True
             )
-            for before, tag in itertools.pairwise(["O", *tags])
-            if tag[0] in "IE" and before[1:] != tag[1:]
+            for before, tag in itertools.pairwise(["O", *map(_to_bio, tags)])
+            if tag[0] == "I" and before[1:] != tag[1:]
         ]
         if open_spans:
             logging.warning(
-                "%s: %d spans begin with I- or E-: %s. They count as spans, as "
-                "in the scheme IOB1",
+                "%s: %d spans begin with I-: %s. They count as spans, as in "
+                "the scheme IOB1",
                 examples.source,
                 len(open_spans),
                 name_faults(open_spans),
@@ -980,11 +1089,18 @@ class TokenClassification(_WithClasses):
 
     def compare(self, task: Task, labels: Any, found: Any) -> Scores:
         """Scores of spans, by seqeval; the accuracy, of words."""
-        return scores.compute_spans(task.metrics, labels, found)
+        sides = [
+            [[*map(_to_bio, tags)] for tags in side] for side in (labels, found)
+        ]
+        return scores.compute_spans(task.metrics, *sides)
 
     def prediction_line(self, task: Task, example: Any, found: Any) -> str:
         row = {"id": example.id, "tokens": example.words, "tags": found}
         return json.dumps(row, ensure_ascii=False)
+
+
+def _to_bio(tag: str) -> str:
+    return _BIO.get(tag[:2], tag[:2]) + tag[2:]
 
 
 class QuestionAnswering(Kind):

@@ -263,6 +263,10 @@ def test_choices_are_columns_or_a_list(tmp_path):
     path = write(tmp_path, "t.csv", "text,question,x,y,label", *rows)
     found = read_file("multiple_choice", path)
     assert [example.label for example in found.examples] == [1, 1, 0, 1]
+    # One choice would always be right.
+    path = write(tmp_path, "t.csv", "text,question,x,label", "p,q,c,0")
+    with pytest.raises(UserError, match=r"must have 2 choices.*1 choices"):
+        read_file("multiple_choice", path, choice_columns=("x",))
 
 
 def test_questions_of_ones_own_are_read_from_tables(tmp_path):
@@ -302,7 +306,7 @@ def test_words_and_tags_are_columns_or_lists(tmp_path, caplog):
         ("1", ("Peter", "Blackburn"), (1, 1)),
     ]
     assert found.examples == expected
-    assert "1 spans begin with I- or E-: I-PER after O in 1" in caplog.text
+    assert "1 spans begin with I-: I-PER after O in 1" in caplog.text
     rows = [
         json.dumps({"words": words, "ner": [TAGS[tag] for tag in tags]})
         for _, words, tags in expected
@@ -315,6 +319,50 @@ def test_words_and_tags_are_columns_or_lists(tmp_path, caplog):
     path = write(tmp_path, "t.txt", "EU", "rejects")
     (example,) = read_file("token_classification", path, "test").examples
     assert example == ("0", ("EU", "rejects"), None)
+
+
+# Lines of "Bad Ischl lies", "Oda" with a place and a name, and settings.
+COLUMNS = {
+    "words, then tags": (["Bad B-L", "Ischl I-L", "lies O", "", "Oda B-P"], {}),
+    "an index": (["1 Bad x B-L", "2 Ischl x I-L", "3 lies x O", ""], {}),
+    "two numbers": (["0 7 Bad B-L", "0 8 Ischl I-L", "0 9-10 lies O", ""], {}),
+    "BILOU": (["Bad B-L", "Ischl L-L", "lies O", "", "Oda U-P"], {}),
+    "BIOES": (["Bad B-L", "Ischl E-L", "lies O", "", "Oda S-P"], {}),
+    "chunks": (["Bad B-NP B-L", "Ischl I-NP I-L", "lies O O", ""], {}),
+    "nested": (
+        ["1 Bad B-L B-L", "2 Ischl I-L O", "3 lies O O", ""],
+        {"tags_column": "3"},
+    ),
+    "tags first": (
+        ["B-L Bad", "I-L Ischl", "O lies", ""],
+        {"tokens_column": "2", "tags_column": "1"},
+    ),
+    "a malformed text": (
+        ["Bad x B-L", "Ischl x I-L", "lies x O", *["", "a x O"] * 20, "", "a"],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_of_words_and_tags_are_found(case, tmp_path):
+    lines, columns = COLUMNS[case]
+    for mark in " \t":
+        text = [line.replace(" ", mark) for line in lines]
+        path = write(tmp_path, "t.txt", *text)
+        found = read_file("token_classification", path, **columns)
+        first, *others = found.examples
+        assert first.words == ("Bad", "Ischl", "lies")
+        assert found.labels()[0] == ["B-L", "I-L", "O"]
+        if others and case != "a malformed text":
+            assert others[0].words == ("Oda",)
+            assert found.labels()[1] == ["B-P"]
+
+
+def test_a_cell_between_tabs_may_have_blanks(tmp_path):
+    path = write(tmp_path, "t.tsv", "Bad Ischl\tB-L", "lies\tO")
+    (example,) = read_file("token_classification", path).examples
+    assert example.words == ("Bad Ischl", "lies")
 
 
 def test_a_text_can_have_several_classes_or_none(tmp_path):
@@ -334,6 +382,55 @@ def test_a_text_can_have_several_classes_or_none(tmp_path):
         assert [e.label for e in found.examples] == [*lists.values()]
         assert found.labels() == [["joy", "fear"], [], ["joy"]]
     assert found.bad == [("line 4", "no label")]
+
+
+# Cells of lists, as tables have them: each text has joy and food.
+LISTS = (
+    """['joy', 'food']""",
+    """['joy',"food"]""",
+    """ ["joy", "food"]""",
+    "joy, food",
+)
+
+
+def test_lists_of_tables_are_read_as_those_of_json(tmp_path):
+    for cell in LISTS:
+        quoted = cell.replace('"', '""')
+        rows = f'a,"{quoted}"', "b,[]", "c,food"
+        path = write(tmp_path, "t.csv", "text,label", *rows)
+        found = read_file("classification", path, labels_are_lists=True)
+        assert found.labels() == [["joy", "food"], [], ["food"]]
+
+
+# Labels of two texts that are no names.
+NO_NAMES = (
+    "[[0, 1, 1], [1, 0, 0]]",
+    "[[0.0, 1.0], [1.0, 0.0]]",
+    "[[false, true], [true, true]]",
+    "[[0.2, 0.1, 0.1], [0.5, 0.25, 0.25]]",
+    '["0,1,0", "1,0,0"]',
+    '["[0, 1, 0]", "[1, 0, 0]"]',
+    # As NumPy writes them.
+    """["['joy' 'food']", "['joy']"]""",
+    """["{'joy'", "{'joy', food}"]""",
+)
+
+
+@pytest.mark.parametrize("cells", NO_NAMES)
+def test_labels_that_are_no_names_are_refused(cells, tmp_path):
+    rows = [json.dumps({"text": "a", "label": c}) for c in json.loads(cells)]
+    path = write(tmp_path, "t.jsonl", *rows)
+    with pytest.raises(UserError, match=r"label of .* names"):
+        read_file("classification", path, labels_are_lists=True)
+
+
+def test_names_with_a_separator_are_warned_of(tmp_path, caplog):
+    for mark in "|;/ ":
+        rows = [f"a,joy{mark}food", "b,food", "c,new york", "d,rock & roll"]
+        path = write(tmp_path, "t.csv", "text,label", *rows)
+        caplog.clear()
+        read_file("classification", path, labels_are_lists=True)
+        assert f"MAY BE SEVERAL: joy{mark}food. Separate" in caplog.text
 
 
 QUESTIONS = "text,question,answer,answer_start,is_impossible"
@@ -402,7 +499,10 @@ REFUSED = [
     *(
         ("token_classification", "t.conll", *rows, message)
         for *rows, message in (
-            ("EU NNP", "or S- and the name of a kind of spans.*: NNP. Write"),
+            ("EU NNP", "or I- and the name of a kind of spans.*: NNP. Write"),
+            ("EU 3", "is 0", "Received: 0; 3. Numbers are indices of names"),
+            ("EU B-A B-B", "is O B-A", "columns 2, 3.*--tags_column=2"),
+            ("EU\tO", "\tB-A", "line 1: an empty word"),
             ("EU B-ORG", "is O", "", "a", "b O", "lines of {1, 2} columns"),
             ("EU", "is", "line 1: no tags"),
         )
@@ -418,6 +518,14 @@ REFUSED = [
                 "usable examples.*line 1: 1 tags for 2 words",
             ),
         )
+    ),
+    (
+        *("token_classification", "t.csv", "Sentence #,Word,Tag", "1,EU,B-A"),
+        r"each line.*t\.csv.*pandas",
+    ),
+    *(
+        ("classification", "t.csv", "text,label", *rows, "one name or number")
+        for rows in (["a,['joy']", "b,[]"], ['a,"[""joy""]"'], ["a,[0 1]"])
     ),
     # Only the last one would be read.
     ("classification", "t.csv", "text,text,label", *ROWS, "'text' more than"),
