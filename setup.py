@@ -73,7 +73,7 @@ setup(
     ],
     package_dir=PACKAGE_DIR,
     package_data={
-        "albert_tf": ["*.html"],
+        "albert_tf.first_model": ["*.html"],
         "albert_tf.configs": ["*/*", "*/include/*"],
         "albert_tf.models": ["*/*"],
         "albert_tf.interop": ["*.json"],

@@ -386,8 +386,8 @@ def _check_not_empty(
             "holdout_fraction must leave documents for train/ and for eval/",
             received=f"{config.holdout_fraction}, which leaves {train} and "
             f"{evaluated} examples",
-            remedy="A hash of the text chooses the documents: set a fraction "
-            "that corresponds to several documents, or 0.",
+            remedy="A hash of the text chooses the documents, which blank "
+            "lines separate: set a fraction of several documents, or 0.",
         )
 
 

@@ -36,6 +36,9 @@ class Job:
     # Called at short intervals. When it returns true, the job is asked to stop,
     # which then is a success.
     is_over: Callable[[], bool] = bool
+    # Whether the job has something to save. Until then, an interruption kills
+    # it: its first step may take minutes.
+    has_progress: Callable[[], bool] = lambda: True
     on_success: Callable[[], None] = lambda: None
     # Exit status, when the job has ended; that of a failed job which it needs.
     status: int | None = None
@@ -81,8 +84,9 @@ class Jobs:
                     # Ctrl-C after SIGTERM ends a run at once.
                     number = signal.SIGINT if num_forwarded else signal.SIGTERM
                     num_forwarded += 1
-                    for process in self._active.values():
-                        process.send_signal(number)
+                    for job, process in self._active.items():
+                        ready = job.has_progress()
+                        process.send_signal(number if ready else signal.SIGKILL)
                 for job, process in list(self._active.items()):
                     if job.is_over() and job not in self._over:
                         self._over.add(job)

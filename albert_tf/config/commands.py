@@ -329,20 +329,19 @@ class FirstModelConfig(Config):
 
     input_file: tuple[str, ...] = setting(
         (),
-        "Your text: comma-separated local files or globs, plain, compressed or "
-        "JSON lines, e.g. my/*.txt.",
-    )
-    text_field: str = setting(
-        "text", "Name of the JSON field that holds the text."
+        "Your text: comma-separated files, globs, or directories with all "
+        "files in them; plain, compressed or JSON lines, e.g. my/*.txt.",
     )
     language: str = setting(
-        "en", "Language of the text, an ISO 639 code, e.g. de."
+        "en",
+        "Language of the text, an ISO 639 code, e.g. de. It decides how lines "
+        "are split into sentences; zh and ja get a larger vocabulary.",
     )
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
     text_flags: str = setting(
         "",
         "Further flags of data_prep.train_tokenizer and build_tfrecords, e.g. "
-        "'--on_bad_utf8=replace'.",
+        "'--text_field=body --on_bad_utf8=replace'.",
     )
     output_dir: str = setting(
         "",
@@ -362,13 +361,6 @@ class FirstModelConfig(Config):
         "run directory or a Hugging Face folder, e.g. models/albert_mini_en. "
         "Empty: a new model.",
     )
-    accelerator: str = setting(
-        "auto",
-        "Device to plan for: cpu, gpu, tpu; auto looks for one. The commands "
-        "find their devices themselves.",
-        choices=("auto", "cpu", "gpu", "tpu"),
-    )
-    seed: int = setting(1, "Seed of the training.")
     dry_run: bool = setting(
         False, "Print what would be done, and exit.", affects="nothing"
     )

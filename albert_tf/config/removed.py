@@ -2,6 +2,7 @@
 
 # The end of the sentence "--NAME was removed: ...", one line a flag, sorted.
 REMOVED: dict[str, str] = {
+    "accelerator": "first_model finds the device",
     "compare": "the table of a sweep has means and deviations",
     "data_file": "run_finetuning --mode=eval scores a model on --dev_file",
     "data_schedule": "train a second run, with --init_checkpoint of the first",

@@ -146,3 +146,20 @@ def test_a_job_that_outlives_a_kill_keeps_the_lock(tmp_path):
         time.sleep(0.01)
     with lock(str(tmp_path)):
         pass
+
+
+def test_an_interruption_kills_a_job_that_has_nothing_to_save(tmp_path):
+    """The first step of a training may take minutes, and answers no signal."""
+    code = "trap '' TERM; kill -TERM $PPID; exec sleep 60"
+    job = Job(
+        "first",
+        ["sh", "-c", code],
+        log=f"{tmp_path}/log",
+        output=f"{tmp_path}/output",
+        has_progress=lambda: False,
+    )
+    jobs_ = Jobs()
+    before = time.monotonic()
+    jobs_.run([job])
+    assert jobs_.interrupted == signal.SIGTERM
+    assert time.monotonic() - before < 30

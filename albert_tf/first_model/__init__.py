@@ -1,0 +1,1 @@
+"""A first model from a folder of text, within a given time."""

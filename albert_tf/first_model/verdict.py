@@ -1,0 +1,129 @@
+"""What a first model is worth: the verdict, and the page that shows it."""
+
+import base64
+import html
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from albert_tf.io import files
+
+WORSE = "worse than the frequency of the pieces"
+BETTER = "better than the frequency of the pieces, worse than 5-grams"
+BEST = "better than 5-grams"
+
+# With fewer steps, a small model from random weights has learned little more
+# than how frequent the pieces are.
+FEW_STEPS = 3000
+# Differences of losses, in nats, above which a model knows its text by heart,
+# and above which twice the time is worth it.
+BY_HEART, FALLING = 0.5, 0.1
+
+_TEMPLATE = pathlib.Path(__file__).with_name("page.html")
+
+
+class Verdict(NamedTuple):
+    """What a model is worth.
+
+    Attributes:
+        text: WORSE, BETTER or BEST.
+        advice: What to do next, as a sentence.
+    """
+
+    text: str
+    advice: str
+
+
+def judge(
+    loss: float,
+    figures: dict[str, Any],
+    training: Sequence[Sequence[dict[str, Any]]],
+    minutes: float,
+) -> Verdict:
+    """Compares a model with simpler ones, and reads its curves.
+
+    Args:
+        loss: Of the held-out examples, in nats.
+        figures: `unigram_loss` and `five_gram_loss` of the same examples.
+        training: The lines of the log of each stage, of which the first has a
+            constant learning rate, and the last ends with the model.
+        minutes: Time that the model had.
+    """
+    text = WORSE
+    if loss < figures["unigram_loss"]:
+        text = BEST if loss < figures["five_gram_loss"] else BETTER
+    num_steps = sum(rows[-1]["step"] for rows in training)
+    end = training[-1][-max(1, len(training[-1]) // 10) :]
+    on_text = float(np.mean([row["masked_lm_loss"] for row in end]))
+    gain = gain_of_doubling([row["masked_lm_loss"] for row in training[0]])
+    if text != BEST and num_steps < FEW_STEPS:
+        needed = minutes * max(2, FEW_STEPS / num_steps)
+        advice = f"It had only {num_steps:,} steps: try --minutes={needed:.0f}."
+    elif loss - on_text > BY_HEART:
+        advice = (
+            f"It learns the text by heart (loss {on_text:.2f} on it, "
+            f"{loss:.2f} on held-out text): give more text, not more minutes."
+        )
+    elif gain > FALLING:
+        advice = (
+            f"Its loss is still falling: try --minutes={2 * minutes:g}, which "
+            f"may gain about {gain:.1f} nats."
+        )
+    else:
+        advice = "More minutes would gain little: give more text."
+    if text == WORSE:
+        advice += " Or continue a trained model, which for English is best: "
+        advice += "--init_checkpoint=albert_mini_en."
+    return Verdict(text, f"{advice} Each needs another --output_dir.")
+
+
+def gain_of_doubling(losses: Sequence[float]) -> float:
+    """How much the loss falls while the number of steps doubles.
+
+    Args:
+        losses: At equal distances, at a constant learning rate.
+
+    Example:
+        >>> steps = np.arange(1, 1001)
+        >>> round(gain_of_doubling(6 - 0.3 * np.log2(steps)), 2)
+        0.3
+    """
+    if len(losses) < 10:
+        return 0.0
+    size = len(losses) // 10
+    middle = losses[len(losses) // 2 - size : len(losses) // 2 + size]
+    fall = np.mean(middle) - np.mean(losses[-size:])
+    return float(fall / np.log2(0.95 / 0.5))
+
+
+def write_page(
+    directory: str,
+    summary: dict[str, Any],
+    facts: Sequence[str],
+    filled: str,
+    words: Sequence[str],
+    commands: Sequence[str],
+) -> None:
+    """Writes index.html, which needs no network.
+
+    Args:
+        directory: Of the first model; it has curves.png.
+        summary: The content of summary.json.
+        facts: Of the plan.
+        filled: Masked sentences with the guesses of the model.
+        words: The masked words.
+        commands: The command line of each stage.
+    """
+    curves = pathlib.Path(f"{directory}/curves.png").read_bytes()
+    items = [f"<li>{html.escape(fact)}</li>" for fact in facts]
+    page = _TEMPLATE.read_text().format(
+        **summary,
+        facts="".join(items),
+        filled=html.escape(filled),
+        words=html.escape("\n".join(words)),
+        curves=base64.b64encode(curves).decode(),
+        commands=html.escape("\n\n".join(commands)),
+    )
+    files.write_text(f"{directory}/index.html", page)
