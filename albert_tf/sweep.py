@@ -33,9 +33,9 @@ from typing import NamedTuple
 
 from absl import flags as absl_flags
 
-from albert_tf.cluster.jobs import Job, Jobs
 from albert_tf.config import PretrainingConfig, SweepConfig, flags
 from albert_tf.errors import UserError
+from albert_tf.io import jobs
 from albert_tf.io.files import write_text
 
 # Sums over the lines of a run's log: the metric of a line.
@@ -142,27 +142,24 @@ def main(config: SweepConfig) -> int:
     logs, run_dirs = f"{config.output_dir}/logs", f"{config.output_dir}/runs"
     os.makedirs(logs, exist_ok=True)
     command = [sys.executable, "-m", "albert_tf.run_pretraining"]
-    todo = [
-        Job(
+    results: dict[str, list[dict[str, float]]] = {r.variant: [] for r in runs}
+    failed = []
+    for run in runs:
+        run_dir = f"{run_dirs}/{run.name}"
+        status = jobs.run(
             run.name,
-            [*command, *run.flags, f"--output_dir={run_dirs}/{run.name}"],
+            [*command, *run.flags, f"--output_dir={run_dir}"],
             log=f"{logs}/{run.name}.log",
             output=f"{logs}/{run.name}.out",
         )
-        for run in runs
-    ]
-    jobs = Jobs()
-    jobs.run(todo)
-    results: dict[str, list[dict[str, float]]] = {r.variant: [] for r in runs}
-    for run, job in zip(runs, todo, strict=True):
-        if job.status == 0:
-            results[run.variant].append(read_run(f"{run_dirs}/{run.name}"))
+        if status:
+            failed.append(status)
+        else:
+            results[run.variant].append(read_run(run_dir))
     text = compare(results, config.metrics)
     write_text(f"{config.output_dir}/table.md", text)
     print(text)
-    if jobs.interrupted:
-        return 128 + jobs.interrupted
-    return next((job.status for job in todo if job.status), 0)
+    return failed[0] if failed else 0
 
 
 if __name__ == "__main__":

@@ -39,12 +39,11 @@ from typing import Any
 
 from absl import logging
 
-from albert_tf.cluster.jobs import Job, Jobs
 from albert_tf.config import FirstModelConfig, flags
 from albert_tf.errors import UserError, describe_end, name_faults
 from albert_tf.first_model.plan import make_plan, measure_text
 from albert_tf.first_model.verdict import WORSE, judge, write_page
-from albert_tf.io import files
+from albert_tf.io import files, jobs
 from albert_tf.io.artifact import differences, lock
 
 EXIT_WORSE = 3  # than the frequency of the pieces
@@ -241,25 +240,23 @@ class FirstModel:
         stage["command"] = shlex.join(["python", *command])
         log = f"{self.dir}/logs/{name}.log"
         output = f"{self.dir}/logs/{name}.out"
-        job = Job(
-            name,
-            [sys.executable, *command],
-            log,
-            output,
-            is_over=lambda: self._is_over(name, seconds),
-            has_progress=lambda: not seconds or self._has_trained(name),
-        )
-        jobs = Jobs(ends_with_parent=True)
-        jobs.run([job])
-        self._save()
-        if jobs.interrupted:
-            raise SystemExit(128 + jobs.interrupted)
+        try:
+            status = jobs.run(
+                name,
+                [sys.executable, *command],
+                log,
+                output,
+                is_over=lambda: self._is_over(name, seconds),
+                has_progress=lambda: not seconds or self._has_trained(name),
+            )
+        finally:
+            self._save()
         lines = pathlib.Path(log).read_text(errors="replace").splitlines()
         lines = [line for line in lines if line.strip()] or ["no message"]
-        if job.status:
+        if status:
             raise UserError(
                 f"{name}: the command must succeed",
-                received=f"{describe_end(job.status)}: {lines[-1]}",
+                received=f"{describe_end(status)}: {lines[-1]}",
                 remedy=f"See {log}. The same command goes on from here. Flags "
                 "of commands that read the text: --text_flags.",
             )

@@ -14,7 +14,7 @@ inputs, by mistake. It goes through these steps:
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from albert_tf.errors import UserError, name_faults
@@ -147,21 +147,17 @@ def check_writable(path: str) -> None:
 
 
 @contextlib.contextmanager
-def lock(directory: str) -> Iterator[Sequence[int]]:
+def lock(directory: str) -> Iterator[None]:
     """Locks an existing directory while the block runs.
 
     Cloud Storage, and some network file systems, have no locks. There, this
     does nothing.
 
-    Yields:
-        Descriptors of open files that hold the lock. It lasts as long as this
-        process or another that inherits them.
-
     Raises:
         UserError: If another command has locked it.
     """
     if files.is_remote(directory):
-        yield ()
+        yield
         return
     import fcntl  # here, since serving imports this module on any system
 
@@ -179,6 +175,6 @@ def lock(directory: str) -> Iterator[Sequence[int]]:
             ) from None
         except OSError:
             pass
-        yield (descriptor,)
+        yield
     finally:
         os.close(descriptor)  # ends the lock
