@@ -9,43 +9,41 @@
 Each file is written atomically, and finished work is not repeated, so that an
 interrupted build continues.
 
-`unfinished.json` is written before the first shard, and removed after the last
-file. It identifies the build, so that a later build knows whether the shards
-are its own. While a build removes the shards of another one, the file names no
-build. Notes in `unfinished/` describe the content of complete shards. The name
-of the scratch directory is a digest of the inputs, in order, of the settings
-but those of packing, and of the versions of libraries.
+`data_prep/directory.py` knows whose files a directory has. The name of the
+scratch directory is a digest of the inputs, in order, of the settings but those
+of packing, and of the versions of libraries.
 """
 
 # TensorFlow is not imported here: each worker process imports this module.
 
-import dataclasses
 import glob
 import importlib.metadata
 import json
 import os
 import posixpath
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
 
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io import files, shipped
-from albert_tf.io.artifact import Artifact, check_writable, lock
+from albert_tf.io.artifact import lock
 from albert_tf.records.features import (
     METADATA_FILE,
-    SCHEMA_VERSION,
     TOKENIZER_FILE,
-    UNFINISHED_FILE,
     sha256_of,
 )
 from albert_tf.records.tokenization import Tokenizer
 from data_prep import text
 from data_prep.config import RecordsConfig
+from data_prep.directory import (
+    RecordsDirectory,
+    find_scratch_parent,
+    remove_scratch,
+)
 from data_prep.metadata import (
     BuiltRecords,
     describe_split,
@@ -63,7 +61,6 @@ from data_prep.segments import (
     token_dtype,
 )
 from data_prep.shards import (
-    NOTES_DIR,
     Shard,
     ShardResult,
     choose_shards,
@@ -96,12 +93,6 @@ _UNITS, _DUPLICATES = "units", "duplicates"
 # Written when all units have a spill file.
 _UNITS_FINISHED = "units.json"
 
-SCRATCH_DIR = ".build_tfrecords_scratch"
-
-# A directory gets this suffix before its files are removed. If the process is
-# killed meanwhile, no build continues from the rest.
-_REMOVED_SUFFIX = ".removed"
-
 
 def build_records(config: RecordsConfig) -> None:
     """Builds records, unless the output directory has them already.
@@ -119,44 +110,19 @@ def build_records(config: RecordsConfig) -> None:
     tokenizer = Tokenizer(spm_model_file, config.do_lower_case)
     vocabulary = spm_model_file.removesuffix(".model")
     written = [vocabulary + suffix for suffix in (".model", ".vocab", ".json")]
-    notes = files.list_files(posixpath.join(output_dir, NOTES_DIR), "*")
-    unfinished_path = posixpath.join(output_dir, UNFINISHED_FILE)
-    written += [*notes, unfinished_path, *_find_records(output_dir)]
-    found = text.find_inputs(config, written)
-    # Finished records may be on a medium that is not writable.
-    metadata_path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
-    if not files.exists(metadata_path) or files.exists(unfinished_path):
-        for path in filter(None, (output_dir, config.scratch_dir)):
-            check_writable(posixpath.join(path, "writable"))
+    directory = RecordsDirectory(config)
+    found = text.find_inputs(config, [*written, *directory.list_files()])
+    directory.check_writable()
     sources = text.check_inputs(found, config)
     digests = list(sources.values())
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
-    # Finished records stay valid with other versions of libraries, but one
-    # build must not mix them.
     versions = text.find_versions(config)
     versions["fonttools"] = importlib.metadata.version("fonttools")
     key = sha256_of(json.dumps([inputs_sha256, digests, versions]).encode())
     scratch = os.path.join(find_scratch_parent(config), key)
-    packing = config.packing_settings()
-    records = Artifact(
-        "output_dir",
-        "records",
-        identity={"inputs_sha256": inputs_sha256, **packing},
-        settings={
-            **config.result_settings(),
-            **packing,
-            "vocabulary_sha256": tokenizer.sha256,
-            "schema_version": SCHEMA_VERSION,
-            **versions,
-        },
-        overwrite=config.overwrite,
-    )
-    unfinished = dataclasses.replace(
-        records, identity={**records.identity, "versions": versions}
-    )
-    if is_finished(config, records, unfinished):
+    if directory.is_finished(inputs_sha256, tokenizer.sha256, versions):
         # The last build may have been interrupted before these removals.
-        _remove_notes(output_dir)
+        directory.finish()
         remove_scratch(scratch, config)
         logging.info("%s is up to date", output_dir)
         return
@@ -174,10 +140,9 @@ def build_records(config: RecordsConfig) -> None:
                 )
             files.write_bytes(vocabulary, model)
             state = _make_state(config, vocabulary, scratch, tokenizer)
-            built = _build_shards(state, sources, unfinished)
+            built = _build_shards(state, sources, directory)
             _write_metadata(built, config, tokenizer, inputs_sha256, model)
-            files.remove(unfinished_path)
-            _remove_notes(output_dir)
+            directory.finish()
         remove_scratch(scratch, config)
 
 
@@ -237,7 +202,9 @@ def _make_state(
 
 
 def _build_shards(
-    state: _State, sources: Mapping[text.Source, str], unfinished: Artifact
+    state: _State,
+    sources: Mapping[text.Source, str],
+    directory: RecordsDirectory,
 ) -> BuiltRecords:
     """Builds all shards."""
     config = state.config
@@ -259,7 +226,7 @@ def _build_shards(
             for shard, number in zip(state.shards, numbers, strict=True):
                 built.duplicates[shard.split] += number
                 bar.update(1)
-        begin_build(config.output_dir, unfinished)
+        directory.begin()
         # Without duplicates, the total includes the dropped examples.
         num_examples = built.num_examples.total()
         with show_progress("writing shards", num_examples, "example") as bar:
@@ -492,150 +459,3 @@ def _write_metadata(
 
 def _join_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items())
-
-
-# --- the output directory -----------------------------------------------------
-
-
-def is_finished(
-    config: RecordsConfig, records: Artifact, unfinished: Artifact
-) -> bool:
-    """Whether the directory has all files of the records.
-
-    Args:
-        records: The records to build.
-        unfinished: The same, with the versions of libraries.
-
-    Raises:
-        UserError: If it has other records, or lacks files, and `overwrite` is
-            not set.
-    """
-    found = next(iter(_find_records(config.output_dir)), "")
-    path = posixpath.join(config.output_dir, UNFINISHED_FILE)
-    stored = _read_description(path)
-    if stored and stored.get("inputs_sha256"):
-        unfinished.compare(
-            stored,
-            path,
-            otherwise="the text, or the version of build_tfrecords",
-            advice="Continue that build with its settings and text. ",
-        )
-        return False
-    if stored:
-        unfinished.compare(
-            stored,
-            found,
-            otherwise=f"{path} names no build, since an interrupted build was "
-            "about to replace the records",
-        )
-        return False
-    path = posixpath.join(config.output_dir, TRAIN, METADATA_FILE)
-    if not records.compare(
-        _read_description(path),
-        found,
-        otherwise=f"the text, a setting that {path} does not store, or the "
-        "version of build_tfrecords",
-    ):
-        return False
-    missing = _find_missing(list_shards(config))
-    if missing and not config.overwrite:
-        raise UserError(
-            "output_dir must hold all files of its records",
-            received=f"no {name_faults(missing)}",
-            remedy="Build the records again, with the same bytes, with "
-            "--overwrite.",
-        )
-    return not missing
-
-
-def begin_build(output_dir: str, unfinished: Artifact) -> None:
-    """Marks the directory as unfinished; removes records of other builds."""
-    path = posixpath.join(output_dir, UNFINISHED_FILE)
-    if unfinished.compare(_read_description(path), ""):
-        return
-    # The file names no build until all other records are removed. If this
-    # process is killed, the next one must not take the rest for its own.
-    files.write_text(path, json.dumps({"inputs_sha256": None}))
-    for other in _find_records(output_dir):
-        files.remove(other)
-    _remove_notes(output_dir)
-    content = {**unfinished.identity, "settings": unfinished.settings}
-    files.write_text(path, json.dumps(content))
-
-
-def _remove_notes(output_dir: str) -> None:
-    files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
-
-
-def _read_description(path: str) -> dict[str, Any] | None:
-    """Returns what identifies records; None if the file does not exist."""
-    try:
-        found = files.load_json_if_any(path)
-    except files.DamagedFileError:
-        found = {}
-    if found is None:
-        return None
-    return {"packing": "none", **(found if isinstance(found, dict) else {})}
-
-
-def _find_missing(shards: Sequence[Shard]) -> list[str]:
-    """Returns the files of complete records that do not exist."""
-    directories = dict.fromkeys(posixpath.dirname(s.path) for s in shards)
-    wanted = [shard.path for shard in shards] + [
-        posixpath.join(directory, name)
-        for directory in directories
-        for name in (METADATA_FILE, TOKENIZER_FILE)
-    ]
-    present = {  # on gs://, one request for all files
-        posixpath.join(directory, posixpath.basename(path))
-        for directory in directories
-        for path in files.list_files(directory, "*")
-    }
-    return [path for path in wanted if path not in present]
-
-
-def _find_records(output_dir: str) -> list[str]:
-    """Returns the metadata, vocabulary and shards of any build.
-
-    In the order of removal: without metadata, a run does not read the shards
-    that are left.
-    """
-    names = METADATA_FILE, TOKENIZER_FILE
-    return [
-        path
-        for split in (TRAIN, EVAL)
-        for pattern in (*names, "*.tfrecord", "*" + files.PARTIAL_SUFFIX)
-        for path in files.list_files(posixpath.join(output_dir, split), pattern)
-    ]
-
-
-# --- the scratch directory ----------------------------------------------------
-
-
-def find_scratch_parent(config: RecordsConfig) -> str:
-    """Returns `scratch_dir`, or a default.
-
-    The default is in `output_dir` if that is local, since its file system has
-    space for the records. Otherwise, each user has a directory.
-    """
-    default = os.path.join(config.output_dir, SCRATCH_DIR)
-    if files.is_remote(default):
-        name = f"{SCRATCH_DIR}_{os.getuid()}"
-        default = os.path.join(tempfile.gettempdir(), name)
-    return config.scratch_dir or default
-
-
-def remove_scratch(scratch: str, config: RecordsConfig) -> None:
-    """Removes the scratch directory of a build, if it exists.
-
-    In `output_dir`, also those of builds that the directory had before.
-    Directories in `scratch_dir` may belong to other output directories.
-    """
-    of_output = os.path.join(config.output_dir, SCRATCH_DIR)
-    if os.path.dirname(scratch) == of_output:
-        scratch = of_output
-    removed = scratch + _REMOVED_SUFFIX
-    if os.path.exists(scratch):
-        files.remove_directory(removed)
-        os.rename(scratch, removed)
-    files.remove_directory(removed)

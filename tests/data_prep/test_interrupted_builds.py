@@ -12,7 +12,7 @@ import pytest
 from albert_tf.errors import UserError
 from data_prep import build as builder
 from data_prep import build_tfrecords
-from data_prep.build import SCRATCH_DIR
+from data_prep.directory import SCRATCH_DIR
 from data_prep.segments import TRAIN
 from tests.helpers.small_builds import build, make_config, read_files
 
