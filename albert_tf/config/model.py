@@ -69,9 +69,14 @@ class ModelConfig(Config, affects="model"):
         "Dropout rate of embeddings and sublayer outputs.",
         at_least=0,
         below=1,
+        affects="result",
     )
     attention_probs_dropout_prob: float = setting(
-        0.1, "Dropout rate of the attention probabilities.", at_least=0, below=1
+        0.1,
+        "Dropout rate of the attention probabilities.",
+        at_least=0,
+        below=1,
+        affects="result",
     )
     max_position_embeddings: int = setting(
         512, "Length of the longest sequence, in tokens.", at_least=4

@@ -77,7 +77,8 @@ def find_base_model(config: FinetuningConfig) -> BaseModel:
     """
     settings = config.initialization
     if has_checkpoints(config.training.output_dir):
-        return base_model_of_run(config.training.output_dir)
+        base = base_model_of_run(config.training.output_dir)
+        return base._replace(config=_with_dropout(config, base.config))
     weights, lower_cases = None, None
     model = config.model
     vocabulary = shipped.find(settings.init_vocabulary, shipped.VOCABULARY)
@@ -113,11 +114,15 @@ def find_base_model(config: FinetuningConfig) -> BaseModel:
             f"{model.vocab_size}",
             remedy="Choose another --init_vocabulary.",
         )
+    model = _with_dropout(config, model)
+    return BaseModel(model, vocabulary, tokenizer, weights)
+
+
+def _with_dropout(config: FinetuningConfig, model: ModelConfig) -> ModelConfig:
     rate = config.training.dropout
-    model = dataclasses.replace(
+    return dataclasses.replace(
         model, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate
     )
-    return BaseModel(model, vocabulary, tokenizer, weights)
 
 
 def base_model_of_run(run_dir: str) -> BaseModel:
