@@ -45,24 +45,23 @@ def dropout(config: PretrainingConfig) -> str:
 
 
 def recipes() -> str:
-    """The size and the length of each recipe."""
+    """The size and the length of the recipes with the batches of the paper."""
     rows = []
     for path in sorted((ROOT / "configs" / "pretrain").glob("*.flags")):
         config = read_recipe(path.stem)
         model, data = config.model, config.data
+        if (data.global_batch_size, data.max_seq_length) != (4096, 512):
+            continue
         rows.append(
             [
                 f"`{path.stem}`",
                 f"{model.num_hidden_layers} x {model.hidden_size}",
-                data.max_seq_length,
-                f"{data.global_batch_size:,}",
                 f"{config.training.num_train_steps:,}",
                 dropout(config),
             ]
         )
-    return table(
-        "| recipe | layers x width | tokens | batch size | steps | dropout |",
-        rows,
+    return "\nA step takes 4,096 examples of 512 tokens.\n" + table(
+        "| recipe | layers x width | steps | dropout |", rows
     )
 
 
