@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
+from albert_tf.io import artifact
 from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
@@ -17,7 +18,6 @@ from albert_tf.records.features import (
     stored_features,
 )
 from albert_tf.records.tokenization import Tokenizer
-from data_prep import build as builder
 from data_prep import train_tokenizer
 from data_prep.config import TokenizerConfig
 from data_prep.segments import EVAL, TRAIN
@@ -269,7 +269,7 @@ def test_existing_records_are_not_built_again(
     built, text_file, overwrite, monkeypatch
 ):
     """Their directory need not be writable."""
-    monkeypatch.setattr(builder, "check_writable", None)
+    monkeypatch.setattr(artifact, "check_writable", None)
     before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
     build(built, text_file, num_workers=2, overwrite=overwrite)
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
