@@ -38,7 +38,10 @@ class ModelConfig(Config, affects="model"):
     )
     hidden_size: int = setting(768, "H, width of the encoder.", at_least=1)
     num_hidden_layers: int = setting(
-        12, "Number of layers that the encoder applies.", at_least=1
+        12,
+        "Number of layers that the encoder applies.",
+        at_least=1,
+        at_most=1000,  # `check` takes time for each layer
     )
     num_hidden_groups: int = setting(
         1,
