@@ -147,7 +147,6 @@ class TokenizerConfig(CorpusConfig):
         "bytes of memory for each: a million English sentences have about 125 "
         "million characters and need 3.5 GB.",
         at_least=1,
-        below=2**31,
     )
     overwrite: bool = setting(
         False,

@@ -43,9 +43,15 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 # Published models have these, which the released code of google-research/albert
 # does not use: `Config.from_dict` ignores them.
 _UNUSED = {
-    *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
+    "down_scale_factor",
+    "gap_size",
+    "layers_to_keep",
+    "net_structure_type",
     "num_memory_blocks",
 }
+
+# Bound of an integer without `below`: JAX and TPUs count in int32.
+INTEGER_LIMIT = 2**31
 
 
 def setting(
@@ -69,7 +75,8 @@ def setting(
         choices: The allowed values of an enumeration.
         at_least: The smallest allowed number.
         at_most: The largest allowed number, or a setting above of this class.
-        below: Exclusive upper bound, or such a setting.
+        below: Exclusive upper bound, or such a setting; of an integer,
+            2^31 if not given.
         divides: Such a setting, whose value must be a multiple.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
@@ -201,6 +208,8 @@ class Config:
             yield f"be one of {', '.join(choices)}", repr(value)
         if isinstance(value, float) and not math.isfinite(value):
             yield "be a finite number", value
+        if type(value) is int and rules.get("below") is None:
+            rules = {**rules, "below": INTEGER_LIMIT}
         for rule, (wanted, holds) in _LIMITS.items():
             limit = bound = rules.get(rule)
             received = value

@@ -57,7 +57,7 @@ def learning_rate(
         ... ]
         [0.0, 0.5, 0.9, 0.5, 0.0]
     """
-    # float32 represents integers up to 16.7 million exactly.
+    # From 2^24 steps on, float32 rounds the step by less than 1e-7 of it.
     step = tf.cast(step, tf.float32)
     num_decay_steps = config.num_decay_steps or num_train_steps
     left = tf.maximum(num_train_steps - step, 0.0) / num_decay_steps

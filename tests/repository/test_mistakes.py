@@ -74,8 +74,13 @@ def wrong_values(field):
         float: ["x", "nan", "-inf"],
     }.get(type(field.default), [])
     at_least, at_most = field.metadata["at_least"], field.metadata["at_most"]
-    low = [] if at_least is None else [at_least - 1]
-    return [*wrong, *low, *([] if at_most is None else [at_most + 1e-5])]
+    if at_least is not None:
+        wrong.append(at_least - 1)
+    if at_most is not None:
+        wrong.append(at_most + 1e-5)
+    if type(field.default) is int:
+        wrong.append(field.metadata["below"] or 2**31)
+    return wrong
 
 
 @pytest.mark.parametrize("command", COMMANDS)
