@@ -18,6 +18,9 @@
 #                    compiles the training step for NVIDIA's GPUs, without a GPU;
 #                    sets up .venv-gpu, which downloads 700 MB more; not a part of
 #                    test-all
+# make newest-test   runs the tests of test and extras-test with the newest version
+#                    of every package, in .venv-newest; PYTHON must be 3.12 or
+#                    3.13
 # make other-tests   runs slow-test and extras-test
 # make test-all      runs test and other-tests, not tpu-wheel-test
 # make lint          checks the style of the code
@@ -28,19 +31,20 @@
 #                    UPGRADE=1 also selects newer versions
 # make clean         removes all build results and environments
 #
-# TF=2.20 selects TensorFlow 2.20 (in .venv-2.20), PYTHON=python3.12 another
-# Python, PACKAGE=training the tests of one package.
+# TF=2.20 selects TensorFlow 2.20 (in .venv-2.20), TF=newest the newest
+# packages, PYTHON=python3.12 another Python, PACKAGE=training the tests of one
+# package.
 
 TF ?= 2.21
 PYTHON ?= python3
 
-ifeq ($(filter 2.20 2.21,$(TF)),)
-  $(error TF must be 2.20 or 2.21. Received: $(TF))
+ifeq ($(filter 2.20 2.21 newest,$(TF)),)
+  $(error TF must be 2.20, 2.21 or newest. Received: $(TF))
 endif
 
 VENV := .venv-$(TF)
 BIN := $(VENV)/bin
-CONSTRAINTS := constraints/tensorflow-$(TF).txt
+CONSTRAINTS := constraints/$(patsubst 2.%,tensorflow-2.%,$(TF)).txt
 # uv installs in a quarter of pip's time, but does not read pip's settings.
 # --no-build-isolation makes it build this package with the locked versions.
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python \
@@ -56,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help demo test slow-test extras extras-test other-tests bridge-test \
-    tpu-wheel-test gpu-compile-test test-all lint typecheck docs lock clean
+    tpu-wheel-test gpu-compile-test newest-test test-all lint typecheck docs lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -157,6 +161,10 @@ tpu-wheel-test: .venv-tpu/installed
 
 test-all: test other-tests
 
+newest-test:
+	$(MAKE) test TF=newest
+	$(MAKE) extras-test TF=newest
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -221,7 +229,7 @@ demo: $(VENV)/installed
 
 LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile gpu-compile jax litert onnx
 
-lock: lock-2.20 lock-2.21
+lock: lock-2.20 lock-2.21 lock-newest
 
 lock-%: .venv-lock/installed
 	@mkdir -p build/lock
@@ -231,6 +239,11 @@ lock-%: .venv-lock/installed
 	    setup.py $(addprefix --extra ,$(LOCK_EXTRAS)) \
 	    -c build/lock/tensorflow-$*.in -o constraints/tensorflow-$*.txt
 
+lock-newest: .venv-lock/installed
+	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.13 \
+	    --custom-compile-command "make lock" --upgrade \
+	    setup.py $(addprefix --extra ,$(LOCK_EXTRAS)) -o constraints/newest.txt
+
 .venv-lock/installed:
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	$(PYTHON) -m venv .venv-lock
@@ -238,6 +251,6 @@ lock-%: .venv-lock/installed
 	@touch $@
 
 clean:
-	rm -rf build .venv-2.20 .venv-2.21 .venv-tpu .venv-gpu .venv-lock albert_tf.egg-info
+	rm -rf build .venv-2.20 .venv-2.21 .venv-newest .venv-tpu .venv-gpu .venv-lock albert_tf.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

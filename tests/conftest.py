@@ -124,6 +124,7 @@ def mirrored_two():
 
 # Markers of tests that need an extra, and the packages that come with it.
 EXTRAS = {
+    "text": ("tensorflow_text",),
     "interop": ("safetensors", "torch", "transformers"),
     "tfds": ("tensorflow_datasets",),
     "tpu_compile": ("jax", "libtpu"),

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from albert_tf.cluster.tensorflow_private import strategy_of
+
 # A function of the batch of a replica, and of scalars of its process. It
 # returns values equal on all replicas, and values with a row for each row of
 # the batch.
@@ -134,8 +136,7 @@ def assign(variable: tf.Variable, value: Any) -> None:
 
 
 def _runtime_of_variable(variable: tf.Variable) -> Any:
-    # There is no public name for the strategy in whose scope it was made.
-    return runtime_of(getattr(variable, "_distribute_strategy", None))
+    return runtime_of(strategy_of(variable))
 
 
 def read_flag(flag: tf.Variable | None) -> tf.Tensor:

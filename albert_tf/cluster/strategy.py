@@ -11,7 +11,7 @@ import threading
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import devices, pjrt, workers
+from albert_tf.cluster import devices, pjrt, tensorflow_private, workers
 from albert_tf.cluster.runtime import runtime_of
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, DistributionConfig
@@ -186,7 +186,7 @@ def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
             "Check their logs, and that this machine reaches these addresses "
             "and ports; then start all workers again.",
         )
-    workers.detect_unresponsive_workers(len(addresses), timeout_s)
+    tensorflow_private.detect_unresponsive_workers(len(addresses), timeout_s)
     # TensorFlow would wait for ever for a worker that is lost now. Its own
     # timeout gives a clearer error where it works, so it gets ten seconds more.
     faulthandler.dump_traceback_later(timeout_s + 10, exit=True)

@@ -4,13 +4,11 @@ If a worker is killed or unreachable, TensorFlow lets the others wait for ever.
 These functions end the run instead, within `--worker_timeout_s`:
 
 1. `wait_for_servers` names the servers that never start;
-2. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
-   the heartbeats of all workers; it uses private functions of TensorFlow, since
-   the service has no public settings;
+2. `tensorflow_private.detect_unresponsive_workers` makes TensorFlow's
+   coordination service watch the heartbeats of all workers;
 3. `name_lost_workers` turns TensorFlow's errors into a `RetryError`.
 """
 
-import atexit
 import contextlib
 import ctypes
 import json
@@ -25,9 +23,8 @@ from concurrent import futures
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.eager import context
-from tensorflow.python.eager.context import coordination_config_pb2
 
+from albert_tf.cluster import tensorflow_private
 from albert_tf.cluster.runtime import runtime_of
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError, first_line
 
@@ -116,22 +113,6 @@ def _name_silent(addresses: Mapping[int, str]) -> str:
         return ", ".join(filter(None, pool.map(describe, addresses)))
 
 
-def detect_unresponsive_workers(num_workers: int, timeout_s: int) -> None:
-    """Makes TensorFlow detect unresponsive workers within `timeout_s`."""
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:worker/replica:0/task:0",
-        cluster_register_timeout_in_ms=timeout_s * 1000,
-        heartbeat_timeout_in_ms=timeout_s * 1000,
-        shutdown_barrier_timeout_in_ms=timeout_s * 1000,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(
-                name="worker", num_tasks=num_workers
-            )
-        ],
-    )
-
-
 @contextlib.contextmanager
 def name_lost_workers(
     strategy: tf.distribute.Strategy | None = None,
@@ -172,10 +153,7 @@ def name_lost_workers(
         ) from None
     finally:
         if on_tpu:
-            # At exit, TPUStrategy waits for the TPU. If it has been lost, the
-            # process would never end, or would report the loss a second time,
-            # with a traceback.
-            atexit.unregister(context.async_wait)
+            tensorflow_private.leave_tpu_at_exit()
 
 
 # Handlers of signals in C, which must not be deleted.

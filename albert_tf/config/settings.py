@@ -19,6 +19,7 @@ A class can have another default: `class ModelConfig(Config, affects="model")`.
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
 import operator
@@ -167,7 +168,7 @@ class Config:
         base, changed = cls.__mro__[1], defaults or {}
         names = dict.fromkeys((*without_flags, *changed))
         hints = typing.get_type_hints(base) if names else {}
-        cls.__annotations__ = dict(vars(cls).get("__annotations__", {}))
+        cls.__annotations__ = inspect.get_annotations(cls)
         for name in names:
             changes = {"default": changed[name]} if name in changed else {}
             if name in without_flags:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
-import tensorflow_text
 
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
@@ -98,6 +97,7 @@ def test_a_number_within_a_word_gets_no_word_mark(
     assert pieces[-len(ours) :] == ours
 
 
+@pytest.mark.text
 def test_ids_agree_with_tensorflow_text(vocabulary_file, tokenizer):
     """On real text. tensorflow-text does not split commas off numbers, so lines
     with such pieces are left out."""
@@ -106,6 +106,8 @@ def test_ids_agree_with_tensorflow_text(vocabulary_file, tokenizer):
             normalize(line) for line, _ in zip(file, range(3000), strict=False)
         ]
     lines = [line for line in lines if line]
+    import tensorflow_text
+
     other = tensorflow_text.SentencepieceTokenizer(
         pathlib.Path(vocabulary_file).read_bytes()
     )

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import unicodedata
 
 import numpy as np
 import pytest
@@ -107,7 +108,12 @@ def test_recipes_load_and_change():
 
 
 def test_the_released_tokenizer_is_what_an_export_writes():
-    """An older one lets Hugging Face leave out the segments of a pair."""
+    """An older one lets Hugging Face leave out the segments of a pair.
+
+    It names the marks of Python 3.11's Unicode.
+    """
+    if unicodedata.unidata_version != "14.0.0":
+        pytest.skip(f"Unicode {unicodedata.unidata_version}")
     folder = ROOT / "models" / "albert_mini_en"
     config = json.loads((folder / "config.json").read_text())
     vocabulary = str(folder / "spiece.model")

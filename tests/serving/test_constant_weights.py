@@ -14,6 +14,8 @@ from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.export import export
 from tests.helpers.exports import SENTENCES, answer_as_served, write_task_run
 
+pytestmark = pytest.mark.text
+
 MODEL = {
     "vocab_size": 700,
     "embedding_size": 12,

@@ -38,6 +38,8 @@ from tests.helpers.exports import (
 from tests.helpers.small_builds import read_files
 from tests.helpers.tiny_albert import TINY, VOCABULARY, random_weights
 
+pytestmark = pytest.mark.text
+
 
 def make_batch(examples, length):
     rng = np.random.default_rng(length)

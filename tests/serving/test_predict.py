@@ -13,6 +13,8 @@ from albert_tf.serving import predict
 from albert_tf.serving.predict import ExportedModel, print_responses
 from tests.helpers.exports import answer_as_served, filled_lines
 
+pytestmark = pytest.mark.text
+
 
 class Signatures:
     """A model that has these signatures and answers NaN."""

@@ -79,6 +79,7 @@ def test_tokens_are_scored_under_masks(run_dir, tmp_path):
     assert (empty["tokens"], empty["nats_per_token"]) == (0, 0)
 
 
+@pytest.mark.text
 def test_a_file_or_model_without_scores_is_refused(
     run_dir, exported_task, tmp_path, monkeypatch
 ):

@@ -18,6 +18,8 @@ from albert_tf.serving.text_tokenizer import (
 )
 from tests.helpers.gap_cases import GAP_CASES
 
+pytestmark = pytest.mark.text
+
 PUBLISHED = "tests/testdata/30k-clean.model"
 TESTDATA = pathlib.Path("tests/testdata")
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
