@@ -17,6 +17,7 @@ REMOVED: dict[str, str] = {
     "--init_checkpoint",
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
     "near_duplicates": "filter the text before the build, see docs/data.md",
+    "num_sentences": "ngram_baselines prints eight sentences",
     "on_divergence": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
     "parallel_runs": "start several sweeps, each with its own --output_dir",

@@ -94,7 +94,6 @@ class FirstModel:
             "data_prep.ngram_baselines",
             f"--input_file={records}/train/*.tfrecord",
             f"--eval_input_file={records}/eval/*.tfrecord",
-            "--num_sentences=8",
         )
         figures = json.loads(baselines)
         names = self._train_stages()
