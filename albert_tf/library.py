@@ -201,12 +201,13 @@ def fill_mask(
 
     Raises:
         UserError: If the model is fine-tuned, or if the text has no [MASK] or
-            one beyond the longest sequence of the model.
+            one beyond the longest sequence of the training.
     """
     if not hasattr(model, "masked_lm"):
         raise UserError("the model must fill masks", "a fine-tuned model")
     _check_texts([text])
-    length = model.config.max_position_embeddings
+    length = model.max_seq_length
+    tokenizer.warn_of_cut([[text]], length)
     inputs = encode(tokenizer, text, max_seq_length=length)
     positions = np.flatnonzero(inputs.input_ids[0] == MASK_ID)
     if not len(positions):
@@ -252,7 +253,8 @@ def embed(
         UserError: If a text is no string.
     """
     texts = [texts] if isinstance(texts, str) else _check_texts(texts)
-    length = model.config.max_position_embeddings
+    length = model.max_seq_length
+    tokenizer.warn_of_cut(([text] for text in texts), length)
     found = [np.zeros([0, model.config.hidden_size], np.float32)]
     for first in range(0, len(texts), _BATCH_SIZE):
         part = texts[first : first + _BATCH_SIZE]

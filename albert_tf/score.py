@@ -50,7 +50,7 @@ def main(config: ScoreConfig) -> None:
     if not isinstance(model, AlbertPretrainer):
         raise UserError("model must fill masks", f"{config.model}, fine-tuned")
     program = _compile(model)
-    max_length = model.config.max_position_embeddings - 2  # [CLS] and [SEP]
+    max_length = model.max_seq_length - 2  # [CLS] and [SEP]
 
     def score_part(part: list[tuple[str, dict[str, Any]]]) -> Iterator[Any]:
         texts = [row["text"] for _, row in part]

@@ -290,6 +290,19 @@ class FinetuningDataConfig(
 ):
     """Lengths and batches; the command finds the records itself."""
 
+    max_text_length: int = setting(
+        0,
+        "max_seq_length as it was given. A run stores as max_seq_length that "
+        "of its longest example, rounded up.",
+        affects="nothing",
+        has_flag=False,
+    )
+
+    @property
+    def text_length(self) -> int:
+        """The number of tokens at which an exported model cuts texts."""
+        return self.max_text_length or self.max_seq_length
+
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningOptimizerConfig(

@@ -55,7 +55,9 @@ from albert_tf.records.tokenization import (
     ModelInputs,
     Tokenizer,
     join,
+    sequence_length,
     truncate,
+    warn_of_cut,
 )
 from albert_tf.training.objective import Scalars, correctness, weighted_sums
 
@@ -524,16 +526,20 @@ class _Texts(Kind):
 
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
         found, length = examples.examples, reader.length
+        lengths: list[int] = []
         for begin in range(0, len(found), _BATCH):
             batch = found[begin : begin + _BATCH]
             firsts = reader.tokenize([e.text for e in batch])
             seconds = None
             if batch[0].text_pair is not None:
                 seconds = reader.tokenize([e.text_pair or "" for e in batch])
+            segments = zip(*filter(None, (firsts, seconds)), strict=True)
+            lengths += map(sequence_length, segments)
             inputs = join(*truncate(firsts, seconds, length), length)
             for example, *rows in zip(batch, *inputs, strict=True):
                 values = ModelInputs(*rows)._asdict()
                 yield values | {"label": example.label or 0}
+        warn_of_cut(lengths, length, examples.source)
 
 
 class _WithClasses(Kind):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from albert_tf.config import FinetuningConfig, ModelConfig
 from albert_tf.config.task import TaskHeadConfig
@@ -113,6 +114,14 @@ def find_base_model(config: FinetuningConfig) -> BaseModel:
             received=f"{tokenizer.vocab_size} pieces, and a model with "
             f"{model.vocab_size}",
             remedy="Choose another --init_vocabulary.",
+        )
+    if weights and config.data.max_seq_length > weights.max_seq_length:
+        logging.warning(
+            "%s was trained on %d tokens: fine-tuning on max_seq_length=%d "
+            "also uses positions that were not trained",
+            weights.source,
+            weights.max_seq_length,
+            config.data.max_seq_length,
         )
     model = _with_dropout(config, model)
     return BaseModel(model, vocabulary, tokenizer, weights)

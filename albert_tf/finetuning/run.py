@@ -277,6 +277,7 @@ def _resolve(
         model=base.config,
         head=head,
         max_seq_length=files.max_seq_length,
+        max_text_length=length,
         input_file=files.names(TRAIN),
         eval_input_file=files.names(DEV),
     )

@@ -82,9 +82,7 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     All settings except the architecture and `ModelWeights.settings` are
     defaults. `run_dir` is the path of the directory after the rename.
     """
-    length = min(
-        DataConfig.max_seq_length, weights.config.max_position_embeddings
-    )
+    length = min(DataConfig.max_seq_length, weights.max_seq_length)
     config = PretrainingConfig(
         model=weights.config,
         data=DataConfig(

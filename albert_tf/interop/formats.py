@@ -44,6 +44,19 @@ HUGGING_FACE = "hugging_face"
 
 _REFUSED_SUFFIXES = (".bin", ".ckpt", ".h5", ".msgpack", ".pkl", ".pt", ".pth")
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
+# Files of folders that transformers or PEFT read, and how to complete them.
+_INCOMPLETE = (
+    (
+        "adapter_*",
+        "an adapter of PEFT",
+        "model.merge_and_unload().save_pretrained(FOLDER)",
+    ),
+    (
+        "model*-of-*.safetensors",
+        "weights in several files",
+        'model.save_pretrained(FOLDER, max_shard_size="100GB")',
+    ),
+)
 _STEP_NAME = "step"  # in a run's checkpoint
 
 
@@ -53,6 +66,7 @@ def find_format(path: str) -> str:
     if exists(path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX):
         return GOOGLE_ALBERT
     names, run_dir = {posixpath.basename(path)}, split_run(path)[0]
+    _check_is_complete(path)
     if tf.io.gfile.isdir(path):
         if exists(posixpath.join(run_dir, CONFIG_FILE)) and exists(
             posixpath.join(run_dir, CHECKPOINTS_DIR)
@@ -86,6 +100,17 @@ def find_format(path: str) -> str:
         if path.endswith(_ARCHIVE_SUFFIXES)
         else "",
     )
+
+
+def _check_is_complete(path: str) -> None:
+    """Refuses folders whose weights are in several files, or a difference."""
+    for pattern, what, call in _INCOMPLETE:
+        if tf.io.gfile.glob(posixpath.join(path, pattern)):
+            raise UserError(
+                f"{path} must hold all weights in {hugging_face.WEIGHTS_FILE}",
+                received=f"{what}, {pattern}",
+                remedy=f"Load it in Python, and save it with {call}.",
+            )
 
 
 def split_run(path: str) -> tuple[str, str]:
@@ -145,13 +170,15 @@ def _read_run(path: str) -> ModelWeights:
     head, settings = None, {}
     if isinstance(config, FinetuningConfig):
         head = config.head
-        settings = {
+        names = TASKS[head.kind].settings
+        settings = {name: find_setting(config, name) for name in names}
+        settings["max_seq_length"] = config.data.text_length
+        settings["classifier_dropout"] = config.training.classifier_dropout
+        if NULL_THRESHOLD in names:
             # Of the run; infinite if every question has an answer.
-            name: null_threshold(run_dir, config)
-            if name == NULL_THRESHOLD
-            else find_setting(config, name)
-            for name in TASKS[head.kind].settings
-        }
+            settings[NULL_THRESHOLD] = null_threshold(run_dir, config)
+    elif config.data.max_seq_length < config.model.max_position_embeddings:
+        settings = {"max_seq_length": config.data.max_seq_length}
     vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
     records_file = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     records = load_json_if_any(records_file) or {}
@@ -216,6 +243,7 @@ def make_model(
     else:
         model = AlbertForTask(config, head, dtype=dtype)
     model.build()
+    model.max_seq_length = weights.max_seq_length
     for variable in model.variables:
         variable.assign(weights.values[variable.path])
     return model

@@ -21,6 +21,7 @@ question answering call the overlap of two windows `doc_stride`.
 """
 
 import base64
+import functools
 import json
 import math
 import pathlib
@@ -106,6 +107,7 @@ def read(directory: str) -> ModelWeights:
     Without pooler and sentence head, e.g. in `AlbertForMaskedLM`, the sentence
     objective is "none". Missing heads are filled by `weight_names.fill_heads`.
     """
+    _check_modules(directory)
     config_file = posixpath.join(directory, CONFIG_FILE)
     stored = load_json(config_file)
     config, objective = read_config(stored, config_file)
@@ -145,6 +147,42 @@ def read(directory: str) -> ModelWeights:
         settings=settings,
         do_lower_case=False if cased else None,
     )
+
+
+# The poolings of sentence-transformers that are means, as they are written.
+_MEANS = (
+    {"pooling_mode_mean_tokens": True},
+    {"pooling_mode": "mean"},
+    {"pooling_mode": ["mean"]},
+)
+
+
+def _check_modules(directory: str) -> None:
+    """Refuses a folder of sentence-transformers with other embeddings.
+
+    `albert_tf.embed` computes the mean of the hidden states of all tokens.
+    """
+    path = functools.partial(posixpath.join, directory)
+    for module in load_json_if_any(path("modules.json")) or ():
+        kind = str(module["type"]).rpartition(".")[2]
+        received = kind
+        if kind == "Pooling":
+            stored = load_json(path(str(module["path"]), CONFIG_FILE))
+            modes = {
+                name: value
+                for name, value in stored.items()
+                if name.startswith("pooling_mode") and value
+            }
+            if modes in _MEANS and stored.get("include_prompt", True):
+                continue
+            received = ", ".join(f"{k}={v}" for k, v in modes.items())
+        if kind != "Transformer":
+            raise UserError(
+                f"{directory} must embed texts by the mean of their tokens",
+                received=received or "a mean without the prompt",
+                remedy="Use it by sentence-transformers. To convert the "
+                "encoder alone, remove modules.json.",
+            )
 
 
 def read_tensors(directory: str) -> dict[str, np.ndarray]:
@@ -243,7 +281,7 @@ def write(weights: ModelWeights, directory: str) -> None:
         files |= tokenizer_files(
             Tokenizer(weights.vocabulary, weights.do_lower_case),
             weights.vocabulary,
-            config.max_position_embeddings,
+            weights.max_seq_length,
         )
     tensors = {
         w.hugging_face: np.ascontiguousarray(
@@ -406,7 +444,9 @@ def format_config(weights: ModelWeights) -> bytes:
         **_FIXED_SETTINGS,
         **{name: getattr(config, name) for name in SHARED_SETTINGS},
         "hidden_act": _THEIR_ACTIVATIONS[config.hidden_act],
-        "classifier_dropout_prob": 0.1,
+        "classifier_dropout_prob": weights.settings.get(
+            "classifier_dropout", 0.1
+        ),
         "pad_token_id": PAD_ID,
         "bos_token_id": CLS_ID,
         "eos_token_id": SEP_ID,
@@ -431,13 +471,14 @@ def format_config(weights: ModelWeights) -> bytes:
         }
     if head and head.kind == task.MULTIPLE_CHOICE:
         values["num_choices"] = head.num_choices
-    if weights.settings:
-        # JSON has no infinity, the threshold of a model that answers every
-        # question.
-        values[KEY] = {
-            name: None if value == math.inf else value
-            for name, value in weights.settings.items()
-        }
+    # JSON has no infinity, the threshold of a model without null answers.
+    settings = {
+        name: None if value == math.inf else value
+        for name, value in weights.settings.items()
+        if name != "classifier_dropout"
+    }
+    if settings:
+        values[KEY] = settings
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
@@ -453,7 +494,7 @@ def read_task(
     kinds = {found.class_name: kind for kind, found in TASKS.items()}
     kind = kinds.get(str(name))  # JSON of any type
     if kind is None:
-        return None, {}
+        return None, _read_settings(stored, None, model, path)
     labels: tuple[str, ...] = ()
     if kind in _PROBLEM_TYPES or task.KINDS[kind].has_classes:
         labels = _read_labels(stored, path)
@@ -469,9 +510,19 @@ def read_task(
         # transformers ignores this setting; its documentation has 2 choices.
         num_choices = stored.get("num_choices", 2)
     head = TaskHeadConfig(kind, labels, num_choices=num_choices)
+    return head, _read_settings(stored, head, model, path)
+
+
+def _read_settings(
+    stored: Mapping[str, Any],
+    head: TaskHeadConfig | None,
+    model: ModelConfig,
+    path: str,
+) -> dict[str, Any]:
+    """The settings of `KEY`, and the rate of dropout before the last layer."""
     settings = stored.get(KEY, {})
     where = f"{KEY} in {path}"
-    known = TASKS[head.kind].settings
+    known = TASKS[head.kind].settings if head else ("max_seq_length",)
     if not isinstance(settings, dict) or not set(settings) <= set(known):
         raise UserError(
             f"{where} must be an object with settings among {', '.join(known)}",
@@ -479,6 +530,9 @@ def read_task(
             remedy=f"Correct it, or remove {KEY}: the settings then have their "
             "defaults.",
         )
+    if head and "classifier_dropout_prob" in stored:
+        dropout = stored["classifier_dropout_prob"]
+        settings = {**settings, "classifier_dropout": dropout}
     infinite = {}
     if settings.get(NULL_THRESHOLD, 0) is None:
         infinite = {NULL_THRESHOLD: math.inf}
@@ -492,7 +546,7 @@ def read_task(
         )
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    return head, {n: find_setting(config, n) for n in finite} | infinite
+    return {n: find_setting(config, n) for n in finite} | infinite
 
 
 def _read_labels(stored: Mapping[str, Any], path: str) -> tuple[str, ...]:

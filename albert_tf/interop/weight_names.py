@@ -236,7 +236,8 @@ class ModelWeights:
         head: The head of a fine-tuned model, which has no pretraining heads
             and the sentence objective "none"; None for a pretrained model.
         settings: How a fine-tuned model reads text and answers, as in
-            `hugging_face.TASKS`; empty if unknown.
+            `hugging_face.TASKS`; of a pretrained model perhaps
+            `max_seq_length`; empty if unknown.
         do_lower_case: Whether it was trained on lower-cased text; None if
             unknown.
     """
@@ -266,6 +267,12 @@ class ModelWeights:
         source = self.source or "the model"
         check_arrays(shapes, found, source)
         check_finite(arrays, source)
+
+    @property
+    def max_seq_length(self) -> int:
+        """The length of the training, or else that of all positions."""
+        positions = self.config.max_position_embeddings
+        return int(self.settings.get("max_seq_length", positions))
 
     @classmethod
     def of_arrays(

@@ -29,6 +29,10 @@ class AlbertPretrainer(keras.layers.Layer):
         sentence_objective: "sop", "nsp", or "none", which leaves out the
             sentence head and the pooler.
 
+    Attributes:
+        max_seq_length: Of the training, where `interop.formats.load` knows it;
+            later positions were not trained.
+
     Example:
         >>> config = ModelConfig(
         ...     vocab_size=11, embedding_size=4, hidden_size=6,
@@ -57,6 +61,7 @@ class AlbertPretrainer(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
+        self.max_seq_length = config.max_position_embeddings
         self.sentence_objective = sentence_objective
         self.has_sentence_head = sentence_objective != "none"
         backbone = AlbertBackbone(
@@ -167,6 +172,7 @@ class AlbertForTask(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
+        self.max_seq_length = config.max_position_embeddings
         self.head_config = head
         self.backbone = AlbertBackbone(
             config, dtype, remat, has_pooler=head.has_pooler, name=name

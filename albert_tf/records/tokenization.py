@@ -14,11 +14,12 @@ import itertools
 import posixpath
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sentencepiece
+from absl import logging
 
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, shipped
@@ -227,6 +228,13 @@ class Tokenizer:
                 after = self._without_word_mark(after)
             ids += [MASK_ID, *after]
         return ids
+
+    def warn_of_cut(
+        self, rows: Iterable[Sequence[str]], max_seq_length: int
+    ) -> None:
+        """Says how many texts or pairs of texts `encode` would truncate."""
+        encoded = [map(self.encode_with_masks, row) for row in rows]
+        warn_of_cut(map(sequence_length, encoded), max_seq_length)
 
     def encode(
         self,
@@ -465,6 +473,26 @@ class ModelInputs(NamedTuple):
     input_ids: np.ndarray
     input_mask: np.ndarray
     segment_ids: np.ndarray
+
+
+def sequence_length(segments: Iterable[Sequence[int]]) -> int:
+    """The length of `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`."""
+    return 1 + sum(len(ids) + 1 for ids in segments)
+
+
+def warn_of_cut(
+    lengths: Iterable[int], max_seq_length: int, source: str = ""
+) -> None:
+    """Says how many sequences, of these lengths, are truncated."""
+    are_cut = [length > max_seq_length for length in lengths]
+    if any(are_cut):
+        logging.warning(
+            "%d of %d texts%s have more than %d tokens, and are cut",
+            sum(are_cut),
+            len(are_cut),
+            source and f" of {source}",
+            max_seq_length,
+        )
 
 
 def truncate(

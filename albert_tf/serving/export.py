@@ -239,26 +239,19 @@ def depth(config: ExportConfig) -> dict[str, int]:
 
 
 def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
-    """The length of training, but enough for a question and its context.
-
-    A run on short texts stores the length of the longest one.
-    """
+    """The `max_seq_length` that was given in training, or for the export."""
     positions = run.model.max_position_embeddings
     if config.max_seq_length > positions:
         raise UserError(
             "max_seq_length must be at most max_position_embeddings",
             received=f"{config.max_seq_length} and {positions}",
         )
-    length = config.max_seq_length or run.data.max_seq_length
     if not isinstance(run, FinetuningConfig):
-        return length
+        return config.max_seq_length or run.data.max_seq_length
+    length = config.max_seq_length or run.data.text_length
     if not KINDS[run.head.kind].asks_client:
         return length
     needed = run.task.max_query_length + 3
-    if length <= needed and not config.max_seq_length:
-        # The context of the longest question has `doc_stride` tokens, and
-        # windows of other contexts overlap.
-        length = max(length, min(needed + run.task.doc_stride, positions))
     if config.text_signatures and length <= needed:
         raise UserError(
             "max_seq_length must be above max_query_length + 3, so that a "

@@ -1,5 +1,6 @@
 """Asks an exported model about texts. The names of an export are here."""
 
+import functools
 import json
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,22 @@ class ExportedModel:
         warn_of_slow_products(self.serving.get("precision", ""))
         import_text_ops()
         self.model = tf.saved_model.load(saved_model_dir)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        path = posixpath.join(self.assets_dir, TOKENIZER_FILE)
+        return Tokenizer(path, self.serving["do_lower_case"])
+
+    def warn_of_cut(self, rows: Sequence[Row]) -> None:
+        """Says how many rows are longer than the sequences of the model."""
+        texts = []
+        for row in rows:
+            second = row.get("text_pair", row.get("question"))
+            choices = row.get("choice", [""])
+            longest = max(choices, key=len, default="")
+            pair = [] if second is None else [f"{second} {longest}".strip()]
+            texts.append([row["text"], *pair])
+        self.tokenizer.warn_of_cut(texts, self.serving["max_seq_length"])
 
     def list_signatures(self) -> list[str]:
         return sorted(self.model.signatures)
@@ -230,6 +247,7 @@ def answer_rows(
     names = {"choice": "choices"}
     if "question" in task.needs:
         names["text"] = "context"
+    model.warn_of_cut(rows)
     inputs = {
         names.get(name, name): [row[name] for row in rows] for name in rows[0]
     }
@@ -353,10 +371,7 @@ def _answer_questions(
     is_beam = settings.pop("squad_head") == "beam"
     null_threshold = settings.pop("null_threshold")
     maker = WindowMaker(
-        Tokenizer(
-            posixpath.join(model.assets_dir, TOKENIZER_FILE),
-            serving["do_lower_case"],
-        ),
+        model.tokenizer,
         TaskConfig(**settings),
         serving["max_seq_length"],
     )

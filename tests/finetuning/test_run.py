@@ -19,7 +19,7 @@ from albert_tf.finetuning.run import run
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
 from albert_tf.interop.weight_names import ModelWeights, list_weights
-from albert_tf.runs.directory import write_config
+from albert_tf.runs.directory import load_config, write_config
 from albert_tf.runs.log import read_events, read_metrics
 from tests.helpers import conversion, tiny_task
 from tests.helpers.run_processes import lines_without_timing
@@ -211,6 +211,9 @@ def test_an_interrupted_run_resumes_exactly_with_its_own_settings(
     assert run(config("killed")) == 0
     assert 0 < begun < len(losses("run"))
     assert losses("killed") == losses("run")
+    # Exports cut texts at the length that was given, not at that of training.
+    data = load_config(str(tmp_path / "run")).data
+    assert (data.max_seq_length, data.text_length) == (64, 96)
 
 
 @pytest.mark.slow

@@ -204,6 +204,7 @@ QUESTIONS = {
 )
 def test_a_fine_tuned_run_becomes_a_folder_and_back(kind, settings, tmp_path):
     """An infinite threshold answers every question."""
+    settings = settings | {"classifier_dropout": 0.25}
     weights = random_weights(TINY, "none", head=HEADS[kind], settings=settings)
     run, folder = str(tmp_path / "run"), tmp_path / "hf"
     write_run(weights, run, run)
@@ -217,6 +218,7 @@ def test_a_fine_tuned_run_becomes_a_folder_and_back(kind, settings, tmp_path):
     text = (folder / "config.json").read_text()
     # Infinity is not JSON.
     stored = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert stored["classifier_dropout_prob"] == 0.25
     stored["albert_tf"].pop("null_threshold", 0)
     assert stored["albert_tf"].items() <= settings.items()
     if kind == "question_answering":

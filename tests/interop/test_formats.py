@@ -1,15 +1,21 @@
 """Models of every format are found, read and loaded."""
 
+import dataclasses
+import itertools
+import json
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf import library
 from albert_tf.errors import UserError
 from albert_tf.interop import formats
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import load_run
+from albert_tf.training.train import train
+from tests.helpers import tiny_run
 from tests.helpers.conversion import change_json, converted, write_published
 
 
@@ -48,6 +54,88 @@ def test_a_folder_named_best_is_not_a_run(tmp_path, google_albert_dir):
     converted(google_albert_dir, best, "hugging_face")
     shutil.copy(best / "config.json", tmp_path / "all")
     assert formats.find_format(str(best)) == "hugging_face"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adapter_config.json", "an adapter of PEFT.*merge_and_unload"),
+        ("adapter_model.safetensors", "an adapter of PEFT"),
+        ("model-00001-of-00002.safetensors", "several files.*max_shard_size"),
+    ],
+)
+def test_a_folder_without_all_weights_is_refused(name, message, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        formats.read_weights(str(tmp_path))
+
+
+# Modules of sentence-transformers after the encoder, settings of the pooling,
+# and what is refused; "" if nothing is.
+MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+MODULES = [
+    (["Pooling"], MEAN | {"include_prompt": True}, ""),
+    (["Pooling"], {"pooling_mode": "mean"}, ""),
+    (["Pooling"], MEAN | {"pooling_mode_max_tokens": True}, "max_tokens=True"),
+    (["Pooling"], {"pooling_mode_cls_token": True}, "cls_token=True"),
+    (["Pooling"], {"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+    (["Pooling"], {"pooling_mode": "lasttoken"}, "lasttoken"),
+    (["Pooling"], {"pooling_mode": ["mean", "max"]}, "mean.*max"),
+    (["Pooling"], MEAN | {"include_prompt": False}, "mean"),
+    (["Pooling", "Dense"], MEAN, "Received: Dense"),
+    (["Pooling", "Normalize"], MEAN, "Received: Normalize"),
+]
+
+
+@pytest.mark.parametrize("case", MODULES, ids=range(len(MODULES)))
+def test_only_means_of_sentence_transformers_are_read(
+    case, tmp_path, google_albert_dir
+):
+    modules, pooling, message = case
+    folder = tmp_path / "hf"
+    converted(google_albert_dir, folder, "hugging_face")
+    described = [
+        {"type": f"sentence_transformers.models.{name}", "path": name}
+        for name in ("Transformer", *modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(described))
+    (folder / "Pooling").mkdir()
+    (folder / "Pooling" / "config.json").write_text(json.dumps(pooling))
+    if not message:
+        formats.read_weights(str(folder))
+        return
+    with pytest.raises(UserError, match=f"mean of their tokens.*{message}"):
+        formats.read_weights(str(folder))
+
+
+@pytest.mark.slow
+def test_the_length_of_the_training_travels_with_the_model(
+    tiny_records, tmp_path, caplog
+):
+    """Through folders and runs; later positions were not trained."""
+    model = dataclasses.replace(tiny_run.MODEL, max_position_embeddings=50)
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", num_train_steps=2
+    )
+    assert train(dataclasses.replace(config, model=model)) == 0
+    paths = [tmp_path / name for name in ("run", "hf", "back", "hf_again")]
+    for source, target in itertools.pairwise(paths):
+        converted(source, target)
+    texts = ["a", "a " * 40, "a b " * 60]
+    found = []
+    for path in paths:
+        caplog.clear()
+        loaded = formats.load(str(path))
+        assert loaded.model.max_seq_length == 32
+        found.append(library.embed(*loaded, texts))
+        assert "2 of 3 texts have more than 32 tokens" in caplog.text
+        np.testing.assert_array_equal(found[-1], found[0])
+    cut = library.embed(*loaded, ["a " * 30])
+    np.testing.assert_array_equal(found[0][1:2], cut)
+    for path in (paths[1], paths[3]):
+        stored = json.loads((path / "tokenizer_config.json").read_text())
+        assert stored["model_max_length"] == 32
 
 
 # --- loading ----------------------------------------------------------------

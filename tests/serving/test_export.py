@@ -350,19 +350,20 @@ def test_an_export_without_text_needs_neither_tensorflow_text_nor_vocabulary(
     ("task", "settings", "threshold", "length"),
     [
         (TaskConfig(doc_stride=128), {"null_threshold": "0"}, 0, 96),
-        (TaskConfig("squad_v1", doc_stride=20), {}, None, 64 + 3 + 20),
+        (TaskConfig("squad_v1", doc_stride=20), {}, None, 80),
     ],
 )
 def test_a_client_is_told_how_to_find_answers(
     tmp_path, task, settings, threshold, length
 ):
-    """The threshold of the run, unless a setting replaces it; and a length
-    with room for a context, where the texts of training were short."""
+    """The threshold of the run, unless a setting replaces it; and the length
+    that was given, where the texts of training were shorter."""
     run_dir = str(tmp_path / "run")
     write_task_run("beam", tmp_path / "run")
     config = load_config(run_dir, FinetuningConfig)
     stored = dataclasses.replace(config, task=task)
-    write_config(run_dir, stored.replace(max_seq_length=64))
+    lengths = {"max_seq_length": 64, "max_text_length": length}
+    write_config(run_dir, stored.replace(**lengths))
     where = {"run_dir": run_dir, "export_dir": f"{tmp_path}/export"}
     export(ExportConfig(**where, **settings))
     note = tmp_path / "export/assets.extra/serving.json"

@@ -22,6 +22,9 @@ class Signatures:
     def __init__(self, *names):
         self.names = ["serving_default", *names]
 
+    def warn_of_cut(self, rows):
+        pass
+
     def list_signatures(self):
         return self.names
 
@@ -263,6 +266,9 @@ def test_bad_rows_are_refused_before_anything_is_written(
 class Lengths:
     """A model whose answer is the length of a text; refuses "stop"."""
 
+    def warn_of_cut(self, rows):
+        pass
+
     def list_signatures(self):
         return ["predict_value_text"]
 
@@ -350,3 +356,11 @@ def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 15
     assert last == "    2 [MASK] beyond the model's max_seq_length"
+
+
+def test_texts_that_are_cut_are_counted(exported, caplog):
+    model = ExportedModel(str(exported("sop")))
+    length = model.serving["max_seq_length"]
+    rows = [{"text": f"a{' a' * number}"} for number in (0, 2, length)]
+    predict.answer_rows(model, rows)
+    assert f"1 of 3 texts have more than {length} tokens" in caplog.text
