@@ -16,6 +16,7 @@ REMOVED: dict[str, str] = {
     "max_rollbacks": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
+    "muon_rest": "AdamW updates the weights that Muon does not",
     "near_duplicates": "filter the text before the build, see docs/data.md",
     "num_sentences": "ngram_baselines prints eight sentences",
     "on_divergence": "a run that diverges ends; start another one from it with "

@@ -16,14 +16,8 @@ class OptimizerConfig(Config):
         "lamb",
         "lamb, as in google-research/albert; adamw; or muon, which updates the "
         "kernels of attention and feed-forward layer by Muon and all other "
-        "weights by muon_rest.",
+        "weights by AdamW.",
         choices=("lamb", "adamw", "muon"),
-    )
-    muon_rest: str = setting(
-        "adamw",
-        "With optimizer=muon, the optimizer of embeddings, heads, biases and "
-        "LayerNorm: adamw or lamb.",
-        choices=("adamw", "lamb"),
     )
     learning_rate: float = setting(
         0.00176,
@@ -74,12 +68,6 @@ class OptimizerConfig(Config):
         "down. 0 does not clip.",
         at_least=0,
     )
-
-    @property
-    def has_trust_ratios(self) -> bool:
-        """Whether LAMB updates some weights."""
-        name = self.muon_rest if self.optimizer == "muon" else self.optimizer
-        return name == "lamb"
 
 
 @dataclasses.dataclass(frozen=True)

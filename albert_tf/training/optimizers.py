@@ -7,7 +7,6 @@ Muon of Keras stores two moments of each matrix. Here, the trainer reduces and
 clips the gradients, and the optimizer applies them.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -228,8 +227,7 @@ class Muon:
 
     def __init__(self, config: OptimizerConfig) -> None:
         self._config = config
-        name = config.muon_rest
-        self._rest = make_optimizer(dataclasses.replace(config, optimizer=name))
+        self._rest = AdamW(config)
         # By their positions in the list of all variables.
         self._matrices: dict[int, keras.Variable] = {}
         self.slots: dict[str, tf.Variable] = {}
@@ -249,11 +247,10 @@ class Muon:
             self.slots[name] = _make_slot(name, variable.shape)
         self.slots |= self._rest.slots
         logging.info(
-            "Muon updates %d kernels of the blocks (%d parameters), %s the "
+            "Muon updates %d kernels of the blocks (%d parameters), AdamW the "
             "other weights",
             len(self._matrices),
             sum(math.prod(v.shape) for v in self._matrices.values()),
-            self._config.muon_rest,
         )
         if self._config.learning_rate > LARGE_MUON_RATE:
             logging.warning(

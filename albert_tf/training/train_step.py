@@ -82,7 +82,7 @@ def metric_names(
         *objective.metric_names,
         "gradient_norm",
         "update_norm",
-        *(adapted if config.optimizer.has_trust_ratios else ()),
+        *(adapted if config.optimizer.optimizer == "lamb" else ()),
     )
 
 

@@ -24,7 +24,6 @@ UNREAD = {
     "other records": (
         "masked_lm_prob ngram max_examples_per_row eval_sentence_objective"
     ),
-    "other optimizers": "muon_rest",
     "other kinds of tasks": (
         "squad_head tokens_column tags_column question_column choice_columns "
         "answer_column answer_start_column max_answer_length n_best_size"
