@@ -3,13 +3,13 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Self
 
 import tensorflow as tf
 
 from albert_tf.cluster import workers
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
-from albert_tf.cluster.runtime import runtime_of
+from albert_tf.cluster.runtime import Runtime, runtime_of
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
@@ -34,7 +34,7 @@ class Host:
         return self.runtime.process_index == 0
 
     @property
-    def runtime(self) -> Any:
+    def runtime(self) -> Runtime:
         """What runs the programs; see `cluster.runtime`."""
         return runtime_of(self.strategy)
 

@@ -277,7 +277,7 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
 
 
 class JaxRuntime:
-    """All devices of JAX; see `runtime.TensorFlowRuntime` for its methods."""
+    """All devices of JAX; see `runtime.Runtime` for its methods."""
 
     name = "pjrt"
 

@@ -1,13 +1,12 @@
 """What runs the programs of a run: TensorFlow, or JAX (`--runtime`).
 
 A runtime knows the devices, also those of other processes, and runs a function
-of a replica on all of them. Both runtimes have the same methods, so that no
-other module asks which one it has.
+of a replica on all of them. No other module asks which one it has.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
@@ -22,51 +21,37 @@ ReplicaFunction = Callable[
 ]
 
 
-class TensorFlowRuntime:
-    """The devices of a strategy of TensorFlow."""
+class Runtime(Protocol):
+    """What both runtimes have."""
 
-    name = "tensorflow"
-    # Errors that a lost process causes, besides those of TensorFlow.
-    loss_errors: tuple[type[Exception], ...] = ()
+    name: str  # as `--runtime` has it
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self.strategy = strategy
+    @property
+    def loss_errors(self) -> tuple[type[Exception], ...]:
+        """Errors that a lost process causes, besides those of TensorFlow."""
 
     @property
     def device_names(self) -> list[str]:
         """The names of the replicas' devices of this process."""
-        return list(self.strategy.extended.worker_devices)
 
     @property
     def device_type(self) -> str:
         """The type of the replicas' devices: "TPU", "GPU" or "CPU"."""
-        return tf.DeviceSpec.from_string(self.device_names[0]).device_type
 
     @property
     def gpu_name(self) -> str:
         """The product name of the first GPU, "" if it is unknown."""
-        gpu = tf.config.list_physical_devices("GPU")[0]
-        details = tf.config.experimental.get_device_details(gpu)
-        return details.get("device_name", "")
 
-    @functools.cached_property
+    @property
     def num_processes(self) -> int:
         """Number of processes of the run."""
-        several = tf.distribute.MultiWorkerMirroredStrategy
-        if not isinstance(self.strategy, several):
-            return 1
-        cluster = self.strategy.cluster_resolver.cluster_spec().as_dict()
-        return len(cluster.get("worker", ())) or 1
 
     @property
     def process_index(self) -> int:
         """The number of this process, from 0 on."""
-        resolver = self.strategy.cluster_resolver
-        return (resolver and resolver.task_id) or 0
 
     def batches(self, make_dataset: Callable[..., Any]) -> Iterable[Any]:
         """The global batches of a function that makes those of a process."""
-        return self.strategy.distribute_datasets_from_function(make_dataset)
 
     def compile(
         self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
@@ -82,6 +67,59 @@ class TensorFlowRuntime:
             Its results on a replica: equal values, among them "stops", which
             is not 0 after a request to stop; and the rows of all replicas.
         """
+
+    def read(self, variable: tf.Variable) -> np.ndarray:
+        """The newest value of a variable; waits for the devices."""
+
+    def assign(self, variable: tf.Variable, value: Any) -> None:
+        """Assigns a value to a variable."""
+
+    def sum_over_replicas(self, values: list[float]) -> list[float]:
+        """Sums values of each process over all replicas, in float64."""
+
+
+class TensorFlowRuntime:
+    """The devices of a strategy of TensorFlow."""
+
+    name = "tensorflow"
+    loss_errors: tuple[type[Exception], ...] = ()
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+
+    @property
+    def device_names(self) -> list[str]:
+        return list(self.strategy.extended.worker_devices)
+
+    @property
+    def device_type(self) -> str:
+        return tf.DeviceSpec.from_string(self.device_names[0]).device_type
+
+    @property
+    def gpu_name(self) -> str:
+        gpu = tf.config.list_physical_devices("GPU")[0]
+        details = tf.config.experimental.get_device_details(gpu)
+        return details.get("device_name", "")
+
+    @functools.cached_property
+    def num_processes(self) -> int:
+        several = tf.distribute.MultiWorkerMirroredStrategy
+        if not isinstance(self.strategy, several):
+            return 1
+        cluster = self.strategy.cluster_resolver.cluster_spec().as_dict()
+        return len(cluster.get("worker", ())) or 1
+
+    @property
+    def process_index(self) -> int:
+        resolver = self.strategy.cluster_resolver
+        return (resolver and resolver.task_id) or 0
+
+    def batches(self, make_dataset: Callable[..., Any]) -> Iterable[Any]:
+        return self.strategy.distribute_datasets_from_function(make_dataset)
+
+    def compile(
+        self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
+    ) -> Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]:
         strategy, sums_flags = self.strategy, self.num_processes > 1
 
         @tf.function
@@ -97,16 +135,12 @@ class TensorFlowRuntime:
         return run
 
     def read(self, variable: tf.Variable) -> np.ndarray:
-        """The newest value of a variable; waits for the devices."""
         return variable.numpy()
 
     def assign(self, variable: tf.Variable, value: Any) -> None:
-        """Assigns a value to a variable."""
         variable.assign(value)
 
     def sum_over_replicas(self, values: list[float]) -> list[float]:
-        """Sums values of each process over all replicas, in float64."""
-
         def sums() -> tf.Tensor:
             replica = tf.distribute.get_replica_context()
             return replica.all_reduce(
@@ -119,9 +153,9 @@ class TensorFlowRuntime:
         )
 
 
-def runtime_of(strategy: tf.distribute.Strategy) -> Any:
+def runtime_of(strategy: tf.distribute.Strategy) -> Runtime:
     """The runtime of a strategy: a strategy of JAX brings its own."""
-    own = getattr(strategy, "runtime", None)
+    own = cast(Runtime | None, getattr(strategy, "runtime", None))
     return own or TensorFlowRuntime(strategy)
 
 
@@ -135,7 +169,7 @@ def assign(variable: tf.Variable, value: Any) -> None:
     _runtime_of_variable(variable).assign(variable, value)
 
 
-def _runtime_of_variable(variable: tf.Variable) -> Any:
+def _runtime_of_variable(variable: tf.Variable) -> Runtime:
     return runtime_of(strategy_of(variable))
 
 
