@@ -187,6 +187,22 @@ tiny_dynamic_packed_records = records_fixture(
 )
 
 
+@pytest.fixture(scope="session")
+def source(tiny_records, tmp_path_factory):
+    """A finished run with checkpoints of steps 0, 4, 8 and 12.
+
+    All workers read the same files. Tests must not change them.
+    """
+    from albert_tf.training.train import train
+    from tests.helpers import tiny_run
+    from tests.helpers.shared_directory import build_once
+
+    def train_source(directory):
+        train(tiny_run.make_config(tiny_records, directory / "run"))
+
+    return build_once(tmp_path_factory, "source", train_source) / "run"
+
+
 class SmallDisk(type(pathlib.Path())):
     """A directory on a file system of its own, which has limits."""
 

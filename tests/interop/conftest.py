@@ -1,30 +1,13 @@
-"""Models that the tests of this package share; no test writes to them."""
+"""A model that the tests of this package share; no test writes to it."""
 
 import shutil
 
 import pytest
 
-from albert_tf.training import train
-from tests.helpers import google_albert_graph, tiny_run
+from tests.helpers import google_albert_graph
 from tests.helpers.google_albert_graph import GROUPS
 from tests.helpers.shared_directory import build_once
 from tests.helpers.tiny_albert import VOCABULARY
-
-
-@pytest.fixture(scope="session")
-def run_dir(tiny_records, tmp_path_factory):
-    """A run with checkpoints of steps 0, 2 and 4."""
-
-    def train_run(directory):
-        config = tiny_run.make_config(
-            tiny_records,
-            directory / "run",
-            num_train_steps=4,
-            save_checkpoints_steps=2,
-        )
-        assert train.train(config) == 0
-
-    return build_once(tmp_path_factory, "interop_run", train_run) / "run"
 
 
 @pytest.fixture(scope="session")

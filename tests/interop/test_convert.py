@@ -30,9 +30,9 @@ from tests.helpers.tiny_albert import HEADS, TINY, random_weights
 
 
 @pytest.mark.slow
-def test_a_converted_run_is_evaluated(tmp_path, run_dir, tiny_records, capsys):
+def test_a_converted_run_is_evaluated(tmp_path, source, tiny_records, capsys):
     """Its metrics are those of the original run."""
-    converted(run_dir, tmp_path / "folder")
+    converted(source, tmp_path / "folder")
     converted(tmp_path / "folder", tmp_path / "run")
 
     def metrics_of(directory):
@@ -41,12 +41,12 @@ def test_a_converted_run_is_evaluated(tmp_path, run_dir, tiny_records, capsys):
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     metrics = metrics_of(tmp_path / "run")
-    assert metrics | {"step": 4} == metrics_of(run_dir)
+    assert metrics | {"step": 12} == metrics_of(source)
 
 
-def test_a_converted_run_cannot_be_resumed(tmp_path, run_dir, tiny_records):
+def test_a_converted_run_cannot_be_resumed(tmp_path, source, tiny_records):
     """The attempt does not change its files, e.g. its vocabulary."""
-    converted(run_dir, tmp_path / "folder")
+    converted(source, tmp_path / "folder")
     converted(tmp_path / "folder", tmp_path / "run")
     before = read_files(tmp_path / "run")
     for allow in (False, True):
@@ -64,7 +64,7 @@ def test_a_converted_run_cannot_be_resumed(tmp_path, run_dir, tiny_records):
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory, run_dir, google_albert_dir):
+def sources(tmp_path_factory, source, google_albert_dir):
     """Models that cannot be converted, and places that are no models."""
     here = tmp_path_factory.mktemp("sources")
     (here / "empty").mkdir()
@@ -80,7 +80,7 @@ def sources(tmp_path_factory, run_dir, google_albert_dir):
         ("wide", {"intermediate_size": 23}),
         ("inner", {"intermediate_size": 23, "inner_group_num": 2}),
     ):
-        shutil.copytree(run_dir, here / name)
+        shutil.copytree(source, here / name)
         file = here / name / "config.json"
         model = json.loads(file.read_text())["model"] | changes
         change_json(file, model=model)
@@ -128,10 +128,10 @@ VOCABULARY = r"30000 pieces in 30k-clean\.model, and 11"
     ],
 )
 def test_a_refused_conversion_writes_nothing(
-    settings, message, sources, run_dir, google_albert_dir
+    settings, message, sources, source, google_albert_dir
 ):
     before = sorted(sources.rglob("*"))
-    places = {"here": sources, "run": run_dir, "published": google_albert_dir}
+    places = {"here": sources, "run": source, "published": google_albert_dir}
     settings = {"from_": "{run}", "to": "{here}/out"} | settings
     with pytest.raises(UserError, match=message):
         convert(
