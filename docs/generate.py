@@ -6,6 +6,7 @@ A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 `tests/repository/test_documents.py` fails if one is stale.
 """
 
+import ast
 import pathlib
 import re
 import sys
@@ -84,7 +85,31 @@ def changes() -> str:
     )
 
 
+def retries() -> str:
+    """What errors with exit status 75 say, from the code that makes them."""
+    found = set()
+    for folder in ("albert_tf", "data_prep"):
+        for path in ROOT.glob(f"{folder}/**/*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Call):
+                    continue
+                if "RetryError" in ast.unparse(node.func):
+                    found.add(wording(node.args[0]))
+    return "\n" + "".join(f"- `{text}`\n" for text in sorted(found)) + "\n"
+
+
+def wording(message: ast.expr) -> str:
+    """The text of a message, with `...` for values that it names."""
+    parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+    return "".join(
+        str(part.value) if isinstance(part, ast.Constant) else "..."
+        for part in parts
+    )
+
+
 TABLES = {
+    "retries": retries,
     "recipes": recipes,
     "changes": changes,
 }

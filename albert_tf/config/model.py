@@ -128,10 +128,7 @@ class ModelConfig(Config, affects="model"):
             UserError: For a missing file, invalid JSON or invalid values.
         """
         path = shipped.find(path, shipped.ARCHITECTURE)
-        values = load_json(path)
-        if not isinstance(values, dict):
-            raise UserError(f"{path} must hold a JSON object")
-        return cls.from_dict(values, source=path)
+        return cls.from_dict(load_json(path), source=path)
 
     def with_overrides(self, overrides: Sequence[str]) -> Self:
         """This architecture with some values replaced.

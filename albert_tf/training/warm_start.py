@@ -334,5 +334,5 @@ def _match_pieces(
         return None
     ids = {piece: i for i, piece in enumerate(of_model)}
     kept = [(i, ids[piece]) for i, piece in enumerate(of_run) if piece in ids]
-    of_runs, of_models = np.array(kept).T
-    return of_runs, of_models
+    run_ids, model_ids = np.array(kept).T
+    return run_ids, model_ids

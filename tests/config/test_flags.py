@@ -246,6 +246,11 @@ START = "print('started')"
             'raise UserError("x must be 1", received=2)',
             *("", 1, r"error: x must be 1\. Received: 2\."),
         ),
+        (
+            "from albert_tf.errors import RetryError\n"
+            "    raise RetryError('x must answer')",
+            *("", 75, r"error: x must answer\."),
+        ),
         (START, "--top_k=0", 1, r"error: top_k must be at least 1.*: 0\."),
         (START, "--export_dri=x", 1, r".*flag 'export_dri'.*export_dir\b.*"),
         (START, "top_k=3", 1, r".*must be given as --name=value.*top_k=3.*"),
