@@ -24,6 +24,7 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.config import Config, PretrainingConfig, flags, setting
+from albert_tf.errors import UserError
 from tpu import topologies
 
 GIB = 2**30
@@ -140,15 +141,16 @@ class Estimate:
 
 def estimate(
     config: PretrainingConfig,
-    where: topologies.Slice | topologies.Machine,
+    where: topologies.Devices,
     *,
     quick: bool = False,
 ) -> Estimate:
     """Compiles the first step of a run for a slice or for GPUs.
 
     Raises:
-        UserError: If the batch cannot be divided over the devices, or if the
-            compiler is missing or does not know them.
+        UserError: If the batch cannot be divided over the devices, if these
+            do not multiply in its precision, or if the compiler is missing or
+            does not know them.
     """
     # Imported here so that --help answers at once.
     import tensorflow as tf
@@ -158,16 +160,22 @@ def estimate(
     from tpu import compiler
 
     data, precision = config.data, config.distribution.precision
+    dtype = precision.removeprefix("mixed_")
+    if dtype not in where.peak_flops:
+        raise UserError(
+            f"precision must be float32: {where.name} has no bfloat16 products",
+            received=precision,
+            remedy="Use --precision=float32.",
+        )
     micro_batches = data.gradient_accumulation_steps
     batch_size = per_replica_batch_size(data, where.num_devices)
-    installed = compiler.check_installed(where.platform)
+    installed = compiler.check_installed(where.request["platform"])
     devices = compiler.find_devices(where)
     flops = flops_per_step(
         config.model, data, config.training.sentence_objective
     )
-    dtype = "float32" if precision == "float32" else "bfloat16"
     planned = Estimate(
-        devices=str(where),
+        devices=where.name,
         num_devices=where.num_devices,
         num_chips=where.num_chips,
         memory_bytes=where.memory_bytes,
@@ -177,12 +185,12 @@ def estimate(
         packing=data.packing,
         num_train_steps=config.training.num_train_steps,
         model_flops=flops // where.num_devices,
-        peak_flops=where.peak_flops(dtype),
+        peak_flops=where.peak_flops[dtype],
         versions={**installed, "tensorflow": tf.__version__},
     )
     logging.info(
         "compiling the step for %s, %d rows at a time (takes minutes)",
-        where,
+        where.name,
         planned.batch_size,
     )
     try:
@@ -203,7 +211,7 @@ def estimate(
         num_all_reduces=len(sums),
         all_reduce_bytes=sum(sums),
         products_s=sum(
-            number / where.peak_flops(dtype)
+            number / where.peak_flops[dtype]
             for dtype, number in products.items()
         ),
         memory_s=moved / where.bandwidth,
@@ -212,7 +220,7 @@ def estimate(
 
 def fit(
     config: PretrainingConfig,
-    where: topologies.Slice | topologies.Machine,
+    where: topologies.Devices,
     *,
     quick: bool = False,
 ) -> Estimate:
@@ -314,7 +322,6 @@ def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
     config.require("accelerator_type")
     where = topologies.parse(config.accelerator_type)
-    where.check(config.run.distribution.precision)
     versions.import_tensorflow()
     import tensorflow as tf
 
@@ -326,7 +333,7 @@ def main(config: CompileCheckConfig) -> int:
         print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
         said = describe(found, config.price_per_device_hour)
-        print(where.describe(), said, CAVEATS, sep="\n")
+        print(where.description, said, CAVEATS, sep="\n")
     return 0 if found.fits else EXIT_DOES_NOT_FIT
 
 

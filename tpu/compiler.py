@@ -25,7 +25,7 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.records.features import features_to_read
 from albert_tf.training import pjrt_steps, schedules, train_step
 from albert_tf.training.pretraining import Pretraining
-from tpu.topologies import Machine, Slice
+from tpu.topologies import Devices
 
 # The compilers read these variables when they are loaded.
 ENVIRONMENT = {
@@ -91,23 +91,22 @@ def _find_cuda() -> pathlib.Path:
     )
 
 
-def find_devices(where: Slice | Machine) -> list[Any]:
+def find_devices(where: Devices) -> list[Any]:
     """Returns the compiler's descriptions of the devices."""
-    arguments = where.arguments()
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     xla_flags = os.environ.get(_CUDA_VARIABLE, "")
-    if arguments["platform"] == "cuda" and _CUDA_FLAG not in xla_flags:
+    if where.request["platform"] == "cuda" and _CUDA_FLAG not in xla_flags:
         flag = f"{_CUDA_FLAG}={_find_cuda()}"
         os.environ[_CUDA_VARIABLE] = f"{xla_flags} {flag}".strip()
     from jax.experimental import topologies
 
     try:
-        description = topologies.get_topology_desc(**arguments)
+        description = topologies.get_topology_desc(**where.request)
     except Exception as error:
         raise UserError(
             "accelerator_type must be one that the compiler knows",
-            received=f"{where}; the compiler: {first_line(error)[:200]}",
+            received=f"{where.name}; the compiler: {first_line(error)[:200]}",
         ) from None
     return list(description.devices)[: where.num_devices]
 

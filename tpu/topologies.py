@@ -9,14 +9,14 @@ import dataclasses
 import math
 import os
 import re
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 from albert_tf.cluster.devices import (
     GPU_CARDS,
     TPU_ALIASES,
     TPU_CHIPS,
     GPUCard,
-    TPUChip,
 )
 from albert_tf.errors import UserError
 
@@ -37,65 +37,59 @@ _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
-    """A slice: chips that are connected by a dedicated network.
+class Devices:
+    """A TPU slice, or a machine with one or more GPUs of a kind.
 
-    Example:
-        >>> pod_part = Slice("v5e", (4, 4))
-        >>> str(pod_part), pod_part.num_devices
-        ('v5e:4x4', 16)
+    A device is a replica of a run: a core of a TPU chip, or a GPU.
     """
 
-    platform: ClassVar[str] = "tpu"  # of JAX
-    version: str  # e.g. "v5e"
-    shape: tuple[int, ...]  # chips in each dimension of the network
+    name: str  # e.g. "v5e:16x16" or "8xh100"
+    num_chips: int  # that are paid for
+    num_devices: int
+    description: str  # for users
+    memory_bytes: int  # of a device, that a program may use
+    bandwidth: float  # of the memory of a device, in bytes/s
+    # Of a device, in FLOP/s, by the dtype of the operands of a product. A
+    # dtype that it does not multiply is missing.
+    peak_flops: Mapping[str, float]
+    request: Mapping[str, Any]  # arguments of JAX's `get_topology_desc`
 
-    @property
-    def chip(self) -> TPUChip:
-        return TPU_CHIPS[self.version]
 
-    @property
-    def num_chips(self) -> int:
-        return math.prod(self.shape)
+def _slice(version: str, shape: tuple[int, ...]) -> Devices:
+    """Chips that are connected by a dedicated network.
 
-    @property
-    def num_devices(self) -> int:
-        """Number of cores, and so of replicas of a run."""
-        return self.num_chips * self.chip.cores
+    Args:
+        version: E.g. "v5e".
+        shape: Number of chips in each dimension of the network.
+    """
+    chip = TPU_CHIPS[version]
+    num_chips = math.prod(shape)
+    num_cores = num_chips * chip.cores
+    name = f"{version}:{_join(shape)}"
+    # libtpu compiles for at least the chips of a host.
+    asked = (2, 2) if shape == (1, 1) else shape
+    request = {
+        "platform": "tpu",
+        "topology_name": f"{version}:{_join(asked)}",
+        **chip.options,
+    }
+    if chip.options:
+        request["wrap"] = tuple(size >= 4 for size in asked)
+    return Devices(
+        name=name,
+        num_chips=num_chips,
+        num_devices=num_cores,
+        description=f"{name}: {num_chips} chips, {num_cores} cores",
+        memory_bytes=int(chip.memory_gib * 2**30),
+        bandwidth=chip.bandwidth,
+        # A product in float32 is one pass in bfloat16.
+        peak_flops={"bfloat16": chip.peak_flops, "float32": chip.peak_flops},
+        request=request,
+    )
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of a core that a program may use."""
-        return int(self.chip.memory_gib * 2**30)
 
-    @property
-    def bandwidth(self) -> float:
-        """Bandwidth of the memory of a core, in bytes/s."""
-        return self.chip.bandwidth
-
-    def peak_flops(self, dtype: str) -> float:
-        """Peak of a core; a float32 product is one pass in bfloat16."""
-        return self.chip.peak_flops
-
-    def __str__(self) -> str:
-        return f"{self.version}:{'x'.join(map(str, self.shape))}"
-
-    def describe(self) -> str:
-        return f"{self}: {self.num_chips} chips, {self.num_devices} cores"
-
-    def check(self, precision: str) -> None:
-        """Any precision is right for any chip."""
-
-    def arguments(self) -> dict[str, Any]:
-        """The request to libtpu: of at least the chips of a host."""
-        shape = (2, 2) if self.shape == (1, 1) else self.shape
-        wrap = {"wrap": tuple(size >= 4 for size in shape)}
-        return {
-            "platform": self.platform,
-            "topology_name": str(Slice(self.version, shape)),
-            **self.chip.options,
-            **(wrap if self.chip.options else {}),
-        }
+def _join(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 # JAX takes this part of the memory of a GPU; see docs/gpu.md.
@@ -115,67 +109,40 @@ _ARCHITECTURES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """A machine with one or more GPUs of a kind."""
+def _machine(name: str, number: int) -> Devices:
+    """GPUs of the kind `name`, e.g. "h100"."""
+    card = GPU_CARDS[name]
+    fraction = float(os.getenv(_MEMORY_VARIABLE) or _MEMORY_FRACTION)
+    taken = int(fraction * card.memory_bytes)
+    peaks = {"float32": card.peak_float32}
+    if card.capability >= (8, 0):
+        peaks["bfloat16"] = card.peak_flops
+    return Devices(
+        name=f"{number}x{name}",
+        num_chips=number,
+        num_devices=number,
+        description=f"{number} x {card.words}, "
+        f"{card.memory_bytes / 2**30:.2f} GiB each, "
+        f"of which JAX takes {taken / 2**30:.2f} "
+        f"({_MEMORY_VARIABLE}=0.9 takes 90%)",
+        memory_bytes=taken,
+        bandwidth=card.bandwidth,
+        peak_flops=peaks,
+        request={
+            "platform": "cuda",
+            "target_config": _describe_to_xla(card),
+            "topology": f"1x1x{number}",
+        },
+    )
 
-    platform: ClassVar[str] = "cuda"
-    name: str  # e.g. "h100"
-    num_devices: int
 
-    @property
-    def card(self) -> GPUCard:
-        return GPU_CARDS[self.name]
-
-    @property
-    def num_chips(self) -> int:
-        return self.num_devices
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of a GPU that JAX takes when it starts."""
-        fraction = os.getenv(_MEMORY_VARIABLE) or _MEMORY_FRACTION
-        return int(float(fraction) * self.card.memory_bytes)
-
-    @property
-    def bandwidth(self) -> float:
-        """Bandwidth of the memory of a GPU, in bytes/s."""
-        return self.card.bandwidth
-
-    def peak_flops(self, dtype: str) -> float:
-        """Peak of a GPU for products of a dtype."""
-        card = self.card
-        return card.peak_float32 if dtype == "float32" else card.peak_flops
-
-    def __str__(self) -> str:
-        return f"{self.num_devices}x{self.name}"
-
-    def check(self, precision: str) -> None:
-        """Refuses a precision that the matrix units of a card lack."""
-        if precision == "mixed_bfloat16" and not self.card.has_bfloat16:
-            raise UserError(
-                f"precision must be float32: a {self.card.words} has no "
-                "bfloat16 products",
-                received=precision,
-                remedy="Use --precision=float32.",
-            )
-
-    def describe(self) -> str:
-        memory = self.card.memory_bytes / 2**30
-        return (
-            f"{self.num_devices} x {self.card.words}, {memory:.2f} GiB each, "
-            f"of which JAX takes {self.memory_bytes / 2**30:.2f} "
-            f"({_MEMORY_VARIABLE}=0.9 takes 90%)"
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        """The request to XLA, with its description of the GPU."""
-        card = self.card
-        in_core, in_block, threads, units = _ARCHITECTURES[card.capability]
-        major, minor = card.capability
-        # Code for Hopper and Blackwell, as for a device that is found here.
-        features = "ACCELERATED_FEATURES" if major in (9, 10) else "NONE"
-        description = f"""
+def _describe_to_xla(card: GPUCard) -> str:
+    """XLA's description of a GPU, `GpuTargetConfigProto` as text."""
+    in_core, in_block, threads, units = _ARCHITECTURES[card.capability]
+    major, minor = card.capability
+    # Code for Hopper and Blackwell, as for a device that is found here.
+    features = "ACCELERATED_FEATURES" if major in (9, 10) else "NONE"
+    return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32
   block_dim_limit_x: 2147483647
@@ -194,29 +161,22 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "NVIDIA {card.words}"
 """
-        return {
-            "platform": self.platform,
-            "target_config": description,
-            "topology": f"1x1x{self.num_devices}",
-        }
 
 
-def parse(name: str) -> Slice | Machine:
+def parse(name: str) -> Devices:
     """Returns the slice of an accelerator type, or the machine.
 
     Raises:
         UserError: If there is none of that name.
 
     Example:
-        >>> parse("v5litepod-256")
-        Slice(version='v5e', shape=(16, 16))
-        >>> parse("8xh100")
-        Machine(name='h100', num_devices=8)
+        >>> parse("v5litepod-256").name, parse("8xh100").num_devices
+        ('v5e:16x16', 8)
     """
     # The compiler for CUDA 13 does not know the cards before these.
     cards = [n for n, c in GPU_CARDS.items() if c.capability in _ARCHITECTURES]
     if found := re.fullmatch(rf"(?:([1-9]\d?)x)?({'|'.join(cards)})", name):
-        return Machine(found[2], int(found[1] or 1))
+        return _machine(found[2], int(found[1] or 1))
     kind, _, size = name.partition("-")
     version = TPU_ALIASES.get(kind, kind)
     chip = TPU_CHIPS.get(version)
@@ -241,4 +201,4 @@ def parse(name: str) -> Slice | Machine:
             received=repr(name),
             remedy=f"Sizes: {', '.join(f'{kind}-{n}' for n in shapes)}.",
         )
-    return Slice(version, shapes[size])
+    return _slice(version, shapes[size])

@@ -83,11 +83,6 @@ class GPUCard:
     l2_bytes: int
     clock_ghz: float  # the highest
 
-    @property
-    def has_bfloat16(self) -> bool:
-        """Whether its matrix units multiply bfloat16."""
-        return self.capability >= (8, 0)
-
 
 # Sources:
 # - Peaks: NVIDIA's data sheets of the fastest version of a card. The
