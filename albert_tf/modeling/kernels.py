@@ -179,7 +179,9 @@ def bias_dropout_add_norm(
     """The end of a sublayer: `LayerNorm(residual + dropout(x W + b))`.
 
     All of it is float32. The backward pass draws the dropout mask a second
-    time, and reads the normalised rows.
+    time. It reads the normalised rows or, where XLA compiles, computes them a
+    second time: in bfloat16, their arguments take half of the memory, and the
+    residual is in memory anyway.
 
     Args:
         residual: Compute dtype, `(batch, length, width)`.
@@ -200,20 +202,31 @@ def bias_dropout_add_norm(
         gamma: tf.Tensor,
         beta: tf.Tensor,
     ) -> Any:
-        result, normal, scale = _add_and_norm(
-            residual,
-            product,
-            bias,
-            gamma,
-            beta,
-            epsilon,
-            masks,
-            fuse=target.fuse,
-        )
+        def compute(
+            residual: tf.Tensor, product: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            return _add_and_norm(
+                residual,
+                product,
+                bias,
+                gamma,
+                beta,
+                epsilon,
+                masks,
+                fuse=target.fuse,
+            )
+
+        result, normal, scale = compute(residual, product)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            rows, row_scale = normal, scale
+            if target.is_compiled:
+                again, product_again, upstream = _optimization_barrier(
+                    [residual, product, upstream]
+                )
+                _, rows, row_scale = compute(again, product_again)
             d_residual, d_product, d_gamma_rows = _add_and_norm_gradient(
-                upstream, normal, scale, gamma, masks, fuse=target.fuse
+                upstream, rows, row_scale, gamma, masks, fuse=target.fuse
             )
             return (
                 d_residual,
