@@ -111,7 +111,7 @@ slow-test: $(VENV)/installed
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet uv
 	.venv-gpu/bin/uv pip install --quiet --python .venv-gpu/bin/python \
-	    -c $(CONSTRAINTS) -e '.[cpu,gpu-compile]' pytest
+	    -c $(CONSTRAINTS) -e '.[cpu,gpu-compile]' pytest pytest-xdist
 	@touch $@
 
 gpu-compile-test: .venv-gpu/installed
