@@ -48,11 +48,11 @@ from albert_tf.serving.kinds import (
     Answer,
     Outputs,
     Signatures,
+    as_signature,
     checked_ids,
     from_texts,
     ids_of,
-    make_task_signatures,
-    signature,
+    serve_task,
     strings,
 )
 from albert_tf.serving.text_tokenizer import TextTokenizer, pack
@@ -107,9 +107,9 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
     def make() -> Signatures:
         if isinstance(model, AlbertForTask):
             assert isinstance(run, FinetuningConfig)
-            return make_task_signatures(model, run, text_tokenizer)
+            return serve_task(model, run, text_tokenizer)
         length = run.data.max_seq_length
-        return make_signatures(model, config.top_k, length, text_tokenizer)
+        return serve_pretrained(model, config.top_k, length, text_tokenizer)
 
     module = tf.Module()
     # Only the variables: a Keras layer would be traced a second time.
@@ -293,7 +293,7 @@ def _describe_answers(
 # --- signatures -------------------------------------------------------------
 
 
-def _embed_signatures(
+def _serve_embeddings(
     encode: Answer, tokenizer: TextTokenizer | None, max_seq_length: int
 ) -> Signatures:
     """The signatures that return an embedding of each text.
@@ -310,7 +310,7 @@ def _embed_signatures(
             "normalized_embedding": tf.math.l2_normalize(embedding, axis=-1),
         }
 
-    signatures = {"embed": signature(embed, PACKED)}
+    signatures = {"embed": as_signature(embed, PACKED)}
     if tokenizer:
         signatures["embed_text"] = from_texts(
             embed, tokenizer, max_seq_length, "text"
@@ -321,7 +321,7 @@ def _embed_signatures(
 # --- pretrained models -------------------------------------------------------
 
 
-def make_signatures(
+def serve_pretrained(
     pretrainer: AlbertPretrainer,
     top_k: int,
     max_seq_length: int,
@@ -391,22 +391,23 @@ def make_signatures(
         assert sentence is not None
         return dict(zip(sentence.outputs, columns, strict=True))
 
-    encode_ids = signature(encode, PACKED)
+    with_masks = PACKED + ids_of("masked_lm_positions")
+    encode_ids = as_signature(encode, PACKED)
     signatures = {
         "serving_default": encode_ids,
         "encode": encode_ids,
-        "fill_mask": signature(fill, [*PACKED, *ids_of("masked_lm_positions")]),
-        **_embed_signatures(forward, tokenizer, max_seq_length),
+        "fill_mask": as_signature(fill, with_masks),
+        **_serve_embeddings(forward, tokenizer, max_seq_length),
     }
-    sentence = predict.SENTENCE_SIGNATURES.get(pretrainer.sentence_objective)
+    sentence = predict.SENTENCE_ANSWERS.get(pretrainer.sentence_objective)
     if sentence:
-        signatures[sentence.name] = signature(classify, PACKED)
+        signatures[sentence.name] = as_signature(classify, PACKED)
     if tokenizer:
         texts = tokenizer, max_seq_length, "text"
         pairs = *texts, "text_pair"
         signatures["encode_text"] = from_texts(encode_text, *texts)
         signatures["encode_text_pair"] = from_texts(encode_text, *pairs)
-        signatures["fill_mask_text"] = signature(fill_text, strings("text"))
+        signatures["fill_mask_text"] = as_signature(fill_text, strings("text"))
         if sentence:
             name = f"{sentence.name}_text_pair"
             signatures[name] = from_texts(classify, *pairs)

@@ -44,7 +44,7 @@ def strings(*names: str) -> list[tf.TensorSpec]:
 PACKED = ids_of(*PackedTexts._fields)
 
 
-def signature(function: Answer, inputs: list[tf.TensorSpec]) -> Any:
+def as_signature(function: Answer, inputs: list[tf.TensorSpec]) -> Any:
     """A function that takes inputs by the names of their specifications."""
     return tf.function(function, input_signature=inputs, autograph=False)
 
@@ -57,7 +57,7 @@ def from_texts(
     def answer_texts(*texts: tf.Tensor) -> Outputs:
         return answer(*pack(max_length, *map(tokenizer.encode, texts)))
 
-    return signature(answer_texts, strings(*names))
+    return as_signature(answer_texts, strings(*names))
 
 
 def checked_ids(
@@ -139,7 +139,7 @@ class _Texts(ServedKind):
             return self.answers(run.head, forward(*packed))
 
         name = self.signature_name
-        from_ids = signature(answer, PACKED)
+        from_ids = as_signature(answer, PACKED)
         found = {"serving_default": from_ids, name: from_ids}
         if tokenizer:
             # A run of pairs takes no single texts, and the reverse. A converted
@@ -191,7 +191,7 @@ class _QuestionAnswering(ServedKind):
         tokenizer: TextTokenizer | None,
     ) -> Signatures:
         inputs = ids_of(*input_names(run.head))
-        spans = signature(lambda *ids: dict(forward(*ids)), inputs)
+        spans = as_signature(lambda *ids: dict(forward(*ids)), inputs)
         return {"serving_default": spans, "score_spans": spans}
 
 
@@ -251,12 +251,12 @@ class _TokenClassification(ServedKind):
                 name: values.to_tensor() for name, values in offsets.items()
             }
 
-        from_ids = signature(tag, PACKED)
+        from_ids = as_signature(tag, PACKED)
         signatures = {"serving_default": from_ids, "tag": from_ids}
         if tokenizer:
             words = tf.TensorSpec([None, None], tf.string, name="words")
-            signatures["tag_words"] = signature(from_words, [words])
-            signatures["tag_text"] = signature(from_text, strings("text"))
+            signatures["tag_words"] = as_signature(from_words, [words])
+            signatures["tag_text"] = as_signature(from_text, strings("text"))
         return signatures
 
 
@@ -312,15 +312,15 @@ class _MultipleChoice(ServedKind):
             choice = tf.gather(choices, found["choice_number"], batch_dims=1)
             return {"choice": choice} | found
 
-        fields = PackedTexts._fields
-        ids = signature(from_ids, ids_of(*fields, num_choices=(num_choices,)))
+        inputs = ids_of(*PackedTexts._fields, num_choices=(num_choices,))
+        ids = as_signature(from_ids, inputs)
         signatures = {"serving_default": ids, "choose": ids}
         if tokenizer:
             choices = tf.TensorSpec(
                 [None, num_choices], tf.string, name="choices"
             )
             texts = [*strings("question", "context"), choices]
-            signatures["choose_text"] = signature(from_text, texts)
+            signatures["choose_text"] = as_signature(from_text, texts)
         return signatures
 
 
@@ -339,7 +339,7 @@ def input_names(head: TaskHeadConfig) -> list[str]:
     return [*PackedTexts._fields, *["p_mask"] * head.is_beam]
 
 
-def make_task_signatures(
+def serve_task(
     model: AlbertForTask,
     run: FinetuningConfig,
     tokenizer: TextTokenizer | None = None,

@@ -156,7 +156,7 @@ def _answer_pretrained(
     outputs["embedding"] = mean_of_tokens(hidden, inputs["input_mask"])
     logits = outputs.pop("sentence_logits", None)
     if logits is not None:
-        names = predict.SENTENCE_SIGNATURES[model.sentence_objective].outputs
+        names = predict.SENTENCE_ANSWERS[model.sentence_objective].outputs
         columns = tf.unstack(tf.nn.softmax(logits), axis=-1)
         outputs |= dict(zip(names, columns, strict=True))
     positions = inputs["masked_lm_positions"]

@@ -24,17 +24,17 @@ SERVING_FILE = "serving.json"
 QUESTION_ANSWERING = "question_answering"
 
 
-class SentenceSignature(NamedTuple):
-    """The signature of a sentence head."""
+class SentenceAnswer(NamedTuple):
+    """What a sentence head answers: a signature and its outputs."""
 
     name: str
     outputs: tuple[str, str]  # probabilities, in the order of the labels
 
 
 # By sentence objective.
-SENTENCE_SIGNATURES = {
-    "sop": SentenceSignature("sentence_order", ("in_order", "swapped")),
-    "nsp": SentenceSignature("next_sentence", ("next", "random")),
+SENTENCE_ANSWERS = {
+    "sop": SentenceAnswer("sentence_order", ("in_order", "swapped")),
+    "nsp": SentenceAnswer("next_sentence", ("next", "random")),
 }
 
 # Largest number of texts, or of windows of documents, in a request. It bounds
@@ -310,7 +310,7 @@ def _find_pretrained(signatures: Sequence[str], has_pairs: bool) -> Task:
             return Task("fill_mask_text", "filling masks", ("text",))
         wanted = "masks can be filled only by a model with text signatures"
         raise _lacks(wanted, signatures, remedy)
-    for sentence in SENTENCE_SIGNATURES.values():
+    for sentence in SENTENCE_ANSWERS.values():
         if f"{sentence.name}_text_pair" in signatures:
             return Task(f"{sentence.name}_text", "", ("text", "text_pair"))
     raise _lacks(

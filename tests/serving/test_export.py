@@ -25,9 +25,9 @@ from albert_tf.runs import directory as run_directory
 from albert_tf.runs.directory import load_config, write_config
 from albert_tf.serving.export import (
     export,
-    make_signatures,
+    serve_pretrained,
 )
-from albert_tf.serving.kinds import make_task_signatures
+from albert_tf.serving.kinds import serve_task
 from albert_tf.serving.text_tokenizer import TextTokenizer
 from tests.helpers.exports import (
     MODEL,
@@ -305,7 +305,7 @@ def test_signatures_follow_the_sentence_objective(exported):
 
     pretrainer = AlbertPretrainer(MODEL, "none")
     pretrainer.build()
-    signatures = make_signatures(pretrainer, top_k=4, max_seq_length=17)
+    signatures = serve_pretrained(pretrainer, top_k=4, max_seq_length=17)
     assert set(signatures) == always
     del batch["masked_lm_positions"]
     outputs = signatures["encode"](*as_int32(batch).values())
@@ -392,7 +392,7 @@ def test_a_run_of_pairs_takes_pairs_only(task, signatures, tmp_path):
     unknown."""
     model = make_model(write_task_run("classification", tmp_path / "run"))
     run = FinetuningConfig(task=TaskConfig(task=task))
-    found = make_task_signatures(model, run, TextTokenizer(str(VOCABULARY)))
+    found = serve_task(model, run, TextTokenizer(str(VOCABULARY)))
     assert set(found) == {"serving_default", "classify", *signatures}
 
 

@@ -73,7 +73,7 @@ def test_tokens_are_scored_under_masks(run_dir, tmp_path):
         )
     assert abs(sum(alone) - sum(by_word)) > 1e-2
     _, cut, empty = found
-    fits = model.config.max_position_embeddings - 2
+    fits = model.max_seq_length - 2  # of the training
     assert (cut["tokens"], len(cut["worst"])) == (fits, 5)
     assert cut["cut_tokens"] == len(tokenizer.encode_batch([long]).ids) - fits
     assert (empty["tokens"], empty["nats_per_token"]) == (0, 0)

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.records.tokenization import Tokenizer, join, normalize
+from albert_tf.records.tokenization import (
+    Tokenizer,
+    join,
+    normalize,
+    truncate,
+)
 from albert_tf.serving.text_tokenizer import (
     TextTokenizer,
     fill_gaps,
@@ -118,6 +123,7 @@ def cut_as_bert(first, second, max_tokens):
 
 
 def test_pairs_are_cut_as_in_bert():
+    """By Python and in the graph."""
     lengths = list(itertools.product([0, 1, 3, 4, 5, 9], repeat=2))
     firsts = [list(range(100, 100 + n)) for n, _ in lengths]
     seconds = [list(range(200, 200 + n)) for _, n in lengths]
@@ -132,6 +138,9 @@ def test_pairs_are_cut_as_in_bert():
             for pair in zip(firsts, seconds, strict=True)
         ]
         wanted = join(*map(list, zip(*pairs, strict=True)))
+        in_python = join(*truncate(firsts, seconds, max_length))
+        for values, others in zip(wanted, in_python, strict=True):
+            np.testing.assert_array_equal(values, others)
         for name, values in wanted._asdict().items():
             np.testing.assert_array_equal(getattr(packed, name), values)
 
