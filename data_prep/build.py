@@ -36,7 +36,7 @@ from albert_tf.records.features import (
     TOKENIZER_FILE,
     sha256_of,
 )
-from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.tokenization import GOOGLE_ALBERT, Tokenizer
 from data_prep import text
 from data_prep.config import RecordsConfig
 from data_prep.directory import (
@@ -127,6 +127,14 @@ def build_records(config: RecordsConfig) -> None:
         logging.info("%s is up to date", output_dir)
         return
 
+    if tokenizer.kind == GOOGLE_ALBERT and not tokenizer.keep_accents:
+        text.warn_of_lost_accents(
+            sources,
+            config,
+            "A vocabulary that "
+            "`python -m data_prep.train_tokenizer --keep_accents` trains "
+            "keeps them.",
+        )
     files.make_directories(output_dir)
     with lock(output_dir):
         os.makedirs(scratch, exist_ok=True)

@@ -122,6 +122,11 @@ class TokenizerConfig(CorpusConfig):
         "returns the same ids for raw text.",
         choices=("published", "self_contained"),
     )
+    keep_accents: bool = setting(
+        False,
+        "Keep accents and other combining marks, which google-research/albert "
+        "drops. All languages but English need them. The vocabulary stores it.",
+    )
     character_coverage: float = setting(
         0.99995,
         "Fraction of the characters in the text that the vocabulary covers, "
@@ -153,6 +158,16 @@ class TokenizerConfig(CorpusConfig):
         "Replace a model that was trained with other settings.",
         affects="nothing",
     )
+
+    def check(self) -> None:
+        """Checks settings that depend on each other."""
+        super().check()
+        if self.keep_accents and self.vocabulary_kind == "self_contained":
+            raise UserError(
+                "--keep_accents needs --vocabulary_kind=published",
+                received="self_contained, whose rules replace one character at "
+                "a time, and so cannot compose marks with letters",
+            )
 
 
 _PACKING_SETTINGS = ("packing", "max_examples_per_row")

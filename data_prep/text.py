@@ -36,6 +36,7 @@ from absl import logging
 from albert_tf.errors import UserError, first_line, name_faults
 from albert_tf.io import files, tables
 from albert_tf.io.datasets import open_dataset, read_elements
+from albert_tf.records.tokenization import describe_lost_accents
 from data_prep.config import CorpusConfig
 from data_prep.processes import show_progress
 
@@ -48,6 +49,9 @@ BLOCK_BYTES = 1 << 20
 # Stored bytes that are decompressed at a time. gzip expands them to 4 MB at
 # most.
 _STORED_BYTES = 1 << 12
+
+# The beginning of a text that decides about a warning.
+_JUDGED_CHARACTERS = 1 << 18
 
 # First bytes that decide about a format.
 _HEAD_BYTES = 1 << 16
@@ -252,6 +256,19 @@ def read_documents(
             )
         if document:
             yield document
+
+
+def warn_of_lost_accents(
+    sources: Mapping["Source", str], config: CorpusConfig, remedy: str
+) -> None:
+    """Warns if dropping combining marks changes a text, by its beginning."""
+    start = ""
+    for document in read_documents(sources, config, lambda _: None, Counter()):
+        start += "\n".join(document)
+        if len(start) > _JUDGED_CHARACTERS:
+            break
+    if lost := describe_lost_accents(start[:_JUDGED_CHARACTERS]):
+        logging.warning("accents are dropped: %s. %s", lost, remedy)
 
 
 def _strip(line: str) -> str:

@@ -62,6 +62,7 @@ from albert_tf.records.features import (
     sha256_of,
 )
 from albert_tf.records.tokenization import (
+    KEEP_ACCENTS_NAME,
     NORMALIZER_NAMES,
     SELF_CONTAINED,
     normalize,
@@ -76,6 +77,7 @@ from data_prep.text import (
     find_inputs,
     find_versions,
     read_documents,
+    warn_of_lost_accents,
 )
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
@@ -132,6 +134,13 @@ def main(config: TokenizerConfig) -> None:
         return
     check_writable(model_file)
 
+    if not config.keep_accents:
+        warn_of_lost_accents(
+            sources,
+            config,
+            "Set --keep_accents, unless you continue a model "
+            "whose vocabulary drops them.",
+        )
     skipped: collections.Counter[str] = collections.Counter()
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("reading sentences", num_bytes) as bar:
@@ -253,7 +262,9 @@ def _draw_sentences(
             if _RESERVED in sentence:  # SentencePiece would drop the sentence
                 sentence = sentence.replace(_RESERVED, " ")
                 skipped[f"sentences with {_RESERVED}, read as a space"] += 1
-            text = normalize(sentence, config.do_lower_case)
+            text = normalize(
+                sentence, config.do_lower_case, config.keep_accents
+            )
             if text:
                 sample.add(priority, sentence if is_raw else text)
     return sample
@@ -304,7 +315,12 @@ def _train_model(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
         # The path of the temporary file differs between calls.
         proto.normalizer_spec.ClearField("normalization_rule_tsv")
         return proto.SerializeToString(deterministic=True)
-    return _run_trainer(config, sentences, user_defined_symbols=_SYMBOLS)
+    model = _run_trainer(config, sentences, user_defined_symbols=_SYMBOLS)
+    if not config.keep_accents:
+        return model
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.name = KEEP_ACCENTS_NAME
+    return proto.SerializeToString(deterministic=True)
 
 
 def _run_trainer(

@@ -70,6 +70,7 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.tokenization import (
     GOOGLE_ALBERT,
+    KEEP_ACCENTS_NAME,
     NORMALIZER_NAMES,
     Tokenizer,
     character_class,
@@ -599,7 +600,7 @@ def tokenizer_files(
     files[_SETTINGS_FILE] = {
         **files[_SPECIAL_TOKENS_FILE],
         "do_lower_case": normalized_outside and tokenizer.do_lower_case,
-        "keep_accents": not normalized_outside,
+        "keep_accents": tokenizer.keep_accents or not normalized_outside,
         "remove_space": True,
         "model_max_length": max_length,
         # Not AlbertTokenizer: that of transformers 5 ignores tokenizer.json and
@@ -612,7 +613,7 @@ def tokenizer_files(
     fast = files[_FAST_FILE]
     charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap)
     fast["normalizer"]["normalizers"] = [
-        *(_normalizers(tokenizer.do_lower_case) if normalized_outside else ()),
+        *(_normalizers(tokenizer) if normalized_outside else ()),
         {"type": "Precompiled", "precompiled_charsmap": charsmap.decode()},
         _replace(" {2,}", " "),
         {"type": "Strip", "strip_left": False, "strip_right": True},
@@ -654,7 +655,22 @@ def _find_vocabulary(directory: str) -> tuple[str, bool]:
                 f"{TOKENIZER_FILE}.",
             ) from None
         path = keep_until_exit(TOKENIZER_FILE, content)
+    elif isinstance(settings, dict) and settings.get("keep_accents") is True:
+        path = _with_accents(path)
     return path, cased and Tokenizer(path).kind == GOOGLE_ALBERT
+
+
+def _with_accents(path: str) -> str:
+    """Path of a vocabulary that says itself that text keeps its accents."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    tokenizer = Tokenizer(path)
+    if tokenizer.kind != GOOGLE_ALBERT or tokenizer.keep_accents:
+        return path
+    with open_existing(path, "rb") as file:
+        model = sentencepiece_model_pb2.ModelProto.FromString(file.read())
+    model.normalizer_spec.name = KEEP_ACCENTS_NAME
+    return keep_until_exit(TOKENIZER_FILE, model.SerializeToString())
 
 
 def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
@@ -668,9 +684,10 @@ def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
 
     steps = fast["normalizer"].get("normalizers", [fast["normalizer"]])
     by_type = {step["type"]: step for step in steps}
-    normalized_outside, lower = "NFKD" in by_type, "Lowercase" in by_type
+    normalized_outside, lower = "NFKC" in by_type, "Lowercase" in by_type
+    normalized_outside = normalized_outside or "NFKD" in by_type
     if lower and not normalized_outside:
-        raise ValueError("Lowercase without NFKD among its normalizers")
+        raise ValueError("Lowercase without NFKC or NFKD")
     if fast["model"]["type"] != "Unigram":
         raise ValueError(f"the model {fast['model']['type']}, not Unigram")
     model = sentencepiece_model_pb2.ModelProto()
@@ -697,6 +714,8 @@ def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
             model_proto=rules_only.SerializeToString()
         )
         spec.name = NORMALIZER_NAMES["A" not in normalizer.normalize("A")]
+    elif "NFKD" not in by_type:
+        spec.name = KEEP_ACCENTS_NAME
     return model.SerializeToString(), not lower
 
 
@@ -705,17 +724,22 @@ def _is_split(piece: str) -> bool:
     return piece[-1:] == "," and piece[-2:-1].isdigit()
 
 
-def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
+def _normalizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """`tokenization.normalize`, built from Hugging Face's normalisers."""
+    space = character_class(str.isspace)
+    lower = [{"type": "Lowercase"}] if tokenizer.do_lower_case else []
+    if tokenizer.keep_accents:
+        nfkc = {"type": "NFKC"}
+        return [_replace(f"{space}+", " "), nfkc, *lower, nfkc]
     # StripAccents would drop all marks, vowels of Hindi and Thai among them.
     # `normalize` drops only those with a combining class. Marks that begin a
     # text become a space: Metaspace begins a word only at offset 0.
     marks = character_class(unicodedata.combining)
     return [
         {"type": "NFKD"},
-        _replace(rf"\A{marks}+|{character_class(str.isspace)}+", " "),
+        _replace(rf"\A{marks}+|{space}+", " "),
         _replace(marks, ""),
-        *([{"type": "Lowercase"}] if do_lower_case else []),
+        *lower,
         # SentencePiece's rules compose Hangul. The "Precompiled" normaliser
         # should apply the same rules, but does not compose it.
         {"type": "NFKC"},

@@ -30,6 +30,7 @@ from albert_tf.records.tokenization import (
 )
 
 _WORD = re.compile(r"\S+")
+_DOTTED_I = "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"
 
 # Score of the answer "" to a question without a single possible answer.
 _NO_ANSWER_SCORE = -1e6
@@ -96,7 +97,9 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
         characters  "ﬁnal"    "Café"
     """
     if tokenizer.kind == GOOGLE_ALBERT:
-        normalized, origins = _normalize(text)
+        normalized, origins = (
+            _compose(text) if tokenizer.keep_accents else _normalize(text)
+        )
         if tokenizer.do_lower_case:
             # This changes no length: the only letter with a longer lower case,
             # a dotted capital I, has been decomposed.
@@ -157,6 +160,40 @@ def _normalize(text: str) -> tuple[str, np.ndarray]:
             if not kept and len(begins) > word_begin:
                 ends[-1] = i + 1
     return "".join(parts), np.array([begins, ends], np.int64).reshape(2, -1)
+
+
+def _compose(text: str) -> tuple[str, np.ndarray]:
+    """As `_normalize`, for `keep_accents`: marks join their letters.
+
+    All characters that letters and marks become come from all of these.
+    """
+    parts: list[str] = []
+    origins: list[tuple[int, int]] = []
+    for word in _WORD.finditer(text):
+        if origins:
+            parts.append(" ")
+            origins.append((origins[-1][1], word.start()))
+        begin = word.start()
+        cluster = composed = ""
+        for character in word.group():
+            longer = unicodedata.normalize("NFKC", cluster + character)
+            alone = unicodedata.normalize("NFKC", character)
+            if unicodedata.combining(character) or longer != composed + alone:
+                cluster, composed = cluster + character, longer
+                continue
+            parts.append(composed)
+            origins += [(begin, begin + len(cluster))] * len(composed)
+            begin += len(cluster)
+            cluster, composed = character, alone
+        parts.append(composed)
+        origins += [(begin, begin + len(cluster))] * len(composed)
+    # As lower case: one letter would become two, which moves the others.
+    text = "".join(parts)
+    lengths = [1 + (c == _DOTTED_I) for c in text]
+    return (
+        text.replace(_DOTTED_I, "I\N{COMBINING DOT ABOVE}"),
+        np.array(origins, np.int64).reshape(-1, 2).repeat(lengths, axis=0).T,
+    )
 
 
 # --- windows -----------------------------------------------------------------

@@ -55,6 +55,11 @@ NORMALIZER_NAMES = {
     True: "albert_tf_self_contained_uncased",
     False: "albert_tf_self_contained_cased",
 }
+# That of a model whose text keeps its combining marks.
+KEEP_ACCENTS_NAME = "albert_tf_keep_accents"
+
+# A text that would lose marks of a larger share of its letters is warned of.
+USUAL_LOST_ACCENTS = 0.005
 
 
 class EncodedTexts(NamedTuple):
@@ -69,23 +74,52 @@ class EncodedTexts(NamedTuple):
     ends: np.ndarray
 
 
-def normalize(text: str, do_lower_case: bool = True) -> str:
+def normalize(
+    text: str, do_lower_case: bool = True, keep_accents: bool = False
+) -> str:
     """Normalises text as google-research/albert does before SentencePiece.
 
-    White space, compatibility characters, combining marks and case change.
+    White space, compatibility characters, combining marks and case change. With
+    `keep_accents`, marks are composed with their letters (NFKC), not dropped.
 
     Example:
         >>> normalize("  Crème   BRÛLÉE ")
         'creme brulee'
+        >>> normalize("  Crème   BRÛLÉE ", keep_accents=True)
+        'crème brûlée'
     """
     text = " ".join(text.split())
-    if not text.isascii():
+    if keep_accents:
+        text = unicodedata.normalize("NFKC", text)
+    elif not text.isascii():
         # In parts, since sorting a run of marks takes the square of its length.
         # The order of the marks, which are dropped, does not matter.
         parts = [text[i : i + 1024] for i in range(0, len(text), 1024)]
         text = "".join(unicodedata.normalize("NFKD", part) for part in parts)
         text = "".join(c for c in text if not unicodedata.combining(c))
     return text.lower() if do_lower_case else text
+
+
+def describe_lost_accents(text: str) -> str:
+    """What `normalize` without `keep_accents` drops from a text, or "".
+
+    "" if at most USUAL_LOST_ACCENTS of the letters lose marks.
+    """
+    text = unicodedata.normalize("NFC", text)
+    letters = [c for c in text if c.isalpha() or unicodedata.combining(c)]
+    lost = sum(
+        normalize(c, False) != normalize(c, False, True) for c in letters
+    )
+    if lost <= USUAL_LOST_ACCENTS * len(letters):
+        return ""
+    for word in text.split():
+        kept, dropped = normalize(word, False, True), normalize(word, False)
+        if kept != dropped:
+            break
+    return (
+        f"{lost / len(letters):.1%} of the letters lose their marks: {kept!r} "
+        f"becomes {dropped!r}"
+    )
 
 
 class Tokenizer:
@@ -105,6 +139,7 @@ class Tokenizer:
         kind: GOOGLE_ALBERT if text is normalised before the model;
             SELF_CONTAINED if the model normalises text.
         do_lower_case: Whether text is converted to lower case.
+        keep_accents: Whether text keeps combining marks.
         sha256: Hexadecimal digest of the model file.
         words: Finds where words begin.
 
@@ -135,6 +170,7 @@ class Tokenizer:
         self.kind, self.do_lower_case = _find_kind(
             model_file, content, do_lower_case
         )
+        self.keep_accents = _has_normalizer(content, KEEP_ACCENTS_NAME)
         self.words = WordBoundaries(
             self._pieces,
             [  # by spelling first, since a call takes long
@@ -161,7 +197,7 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """Normalises text for `encode_normalized` and for deduplication."""
         if self.kind == GOOGLE_ALBERT:
-            return normalize(text, self.do_lower_case)
+            return normalize(text, self.do_lower_case, self.keep_accents)
         # `encode` normalises the text again, which does not change it.
         normalized = self._model.normalize(text)
         return normalized[len(WORD_MARK) :].replace(WORD_MARK, " ")
@@ -413,18 +449,11 @@ def _read_model(model_file: str) -> bytes:
 def _find_kind(
     model_file: str, content: bytes, do_lower_case: bool | None
 ) -> tuple[str, bool]:
-    """Returns the kind of a vocabulary and its `do_lower_case`.
-
-    SentencePiece does not report the name of its normaliser, and importing
-    protobuf takes as long as the rest of `Tokenizer`. So this function searches
-    the serialized model for the bytes of the name: the tag of field 1, the
-    length, the name, and the tag of field 2, the rules. A piece of the same
-    spelling does not match: its score follows, a float with the tag 0x15.
-    """
+    """Returns the kind of a vocabulary and its `do_lower_case`."""
     kind = GOOGLE_ALBERT
     stored, source = _read_lower_case(model_file, sha256_of(content))
     for lower_case, name in NORMALIZER_NAMES.items():
-        if b"\n%c%b\x12" % (len(name), name.encode()) in content:
+        if _has_normalizer(content, name):
             kind, stored, source = SELF_CONTAINED, lower_case, "its normaliser"
     if None not in (stored, do_lower_case) and stored != do_lower_case:
         value = str(stored).lower()
@@ -434,6 +463,18 @@ def _find_kind(
             remedy=f"Set --do_lower_case={value}.",
         )
     return kind, (do_lower_case if stored is None else stored) is not False
+
+
+def _has_normalizer(content: bytes, name: str) -> bool:
+    """Whether the normaliser of a serialized model has a name.
+
+    SentencePiece does not report it, and importing protobuf takes as long as
+    the rest of `Tokenizer`. So this function searches for the bytes of the
+    name: the tag of field 1, the length, the name, and the tag of field 2, the
+    rules. A piece of the same spelling does not match: its score follows, a
+    float with the tag 0x15.
+    """
+    return b"\n%c%b\x12" % (len(name), name.encode()) in content
 
 
 def _read_lower_case(model_file: str, sha256: str) -> tuple[bool | None, str]:

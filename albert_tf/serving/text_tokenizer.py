@@ -70,6 +70,7 @@ class TextTokenizer(tf.Module):
             self._model = self._text_ops.SentencepieceTokenizer(file.read())
         self.is_google_albert = tokenizer.kind == GOOGLE_ALBERT
         self._do_lower_case = tokenizer.do_lower_case
+        self._keep_accents = tokenizer.keep_accents
         self._white_space = character_class(str.isspace)
         self._combining = character_class(unicodedata.combining)
 
@@ -167,8 +168,11 @@ class TextTokenizer(tf.Module):
         """As `tokenization.normalize`: string, `(batch,)`, in valid UTF-8."""
         texts = tf.strings.regex_replace(texts, f"{self._white_space}+", " ")
         texts = tf.strings.strip(texts)
-        texts = self._text_ops.normalize_utf8(texts, "NFKD")
-        texts = tf.strings.regex_replace(texts, self._combining, "")
+        if self._keep_accents:
+            texts = self._text_ops.normalize_utf8(texts, "NFKC")
+        else:
+            texts = self._text_ops.normalize_utf8(texts, "NFKD")
+            texts = tf.strings.regex_replace(texts, self._combining, "")
         if self._do_lower_case:
             # `lower` with an encoding ends a text at a NUL.
             texts = tf.strings.regex_replace(texts, r"\x00", _UNKNOWN)

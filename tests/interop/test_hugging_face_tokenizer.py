@@ -137,7 +137,10 @@ EMPTY_PIECE = {"type": "Unigram", "vocab": [["<pad>", 0.0], ["", -1.0]]}
     ("change", "message"),
     [
         ({"model": {"type": "BPE", "vocab": {}}}, "the model BPE, not Unigram"),
-        ({"normalizer": {"type": "Lowercase"}}, "Lowercase without NFKD"),
+        (
+            {"normalizer": {"type": "Lowercase"}},
+            "Lowercase without NFKC or NFKD",
+        ),
         ({"normalizer": None}, "must describe a vocabulary.*spiece.model"),
         ({"model": None}, "KeyError 'model'"),
         (
