@@ -108,6 +108,8 @@ def build_records(config: RecordsConfig) -> None:
     output_dir = config.output_dir
     spm_model_file = shipped.find(config.spm_model_file, shipped.VOCABULARY)
     tokenizer = Tokenizer(spm_model_file, config.do_lower_case)
+    with files.open_existing(spm_model_file, "rb") as file:
+        model = file.read()
     vocabulary = spm_model_file.removesuffix(".model")
     written = [vocabulary + suffix for suffix in (".model", ".vocab", ".json")]
     directory = RecordsDirectory(config)
@@ -140,12 +142,6 @@ def build_records(config: RecordsConfig) -> None:
         os.makedirs(scratch, exist_ok=True)
         with lock(scratch):
             vocabulary = os.path.join(scratch, TOKENIZER_FILE)
-            with files.open_existing(spm_model_file, "rb") as file:
-                model = file.read()
-            if sha256_of(model) != tokenizer.sha256:
-                raise UserError(
-                    f"{spm_model_file} must not change while the command runs"
-                )
             files.write_bytes(vocabulary, model)
             state = _make_state(config, vocabulary, scratch, tokenizer)
             built = _build_shards(state, sources, directory)

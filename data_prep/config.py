@@ -29,10 +29,10 @@ class CorpusConfig(Config):
     input_format: str = setting(
         "auto",
         "text; jsonl: JSON lines or a list of objects, each with one document; "
-        "csv: a header and rows, with tabs, commas, semicolons or | between "
-        "cells; or parquet, which needs the extra `data`. auto decides by the "
-        "name and the first bytes of each file.",
-        choices=("auto", "text", "jsonl", "csv", "parquet"),
+        "or csv: a header and rows, with tabs, commas, semicolons or | between "
+        "cells. auto decides by the name and the first bytes of each file. "
+        "Parquet, which needs the extra `data`, is always found by its bytes.",
+        choices=("auto", "text", "jsonl", "csv"),
     )
     tfds: str = setting(
         "",

@@ -366,21 +366,15 @@ class TextFile:
         reading.digests.append(prefix + digest.hexdigest())
 
     def _find_format(self, head: bytes, config: CorpusConfig) -> str:
-        """Returns a value of `input_format`, or "tsv"; refuses what has none.
+        """Returns "text", "jsonl", "csv", "tsv" or "parquet"; refuses others.
 
         Args:
             head: First bytes of the content, without a byte order mark.
         """
         form = config.input_format
         if head.startswith(tables.PARQUET):
-            return self._check_parquet(form)
+            return "parquet"
         tables.check_format(head, self.name)
-        if form == "parquet":
-            raise UserError(
-                f"{self.name} must be Parquet",
-                received=repr(head[:20]),
-                remedy="Leave out --input_format.",
-            )
         if form != "auto":
             return form
         if _JSON_NAME.search(self.name) or _JSON.match(head):
@@ -397,19 +391,6 @@ class TextFile:
                 "--input_format=text reads it as text.",
             )
         return "text"
-
-    def _check_parquet(self, form: str) -> str:
-        with files.open_existing(self.name, "rb") as file:
-            is_packed = file.read(4) != tables.PARQUET
-        if form not in ("auto", "parquet") or is_packed:
-            raise UserError(
-                f"{self.name} must be UTF-8",
-                received="compressed Parquet" if is_packed else "Parquet",
-                remedy="Unpack it, e.g. with gzip -d."
-                if is_packed
-                else "Set --input_format=parquet.",
-            )
-        return "parquet"
 
     def _read_text(
         self, blocks: Iterator[bytes], reading: Reading
@@ -459,6 +440,13 @@ class TextFile:
 
     def _read_parquet(self, num_bytes: int, reading: Reading) -> Iterator[str]:
         """Args: num_bytes: stored bytes that are not reported yet."""
+        with files.open_existing(self.name, "rb") as file:
+            if file.read(4) != tables.PARQUET:
+                raise UserError(
+                    f"{self.name} must be UTF-8",
+                    received="compressed Parquet",
+                    remedy="Unpack it, e.g. with gzip -d.",
+                )
         field = reading.config.text_field
         table = tables.open_parquet(self.name, [field])
         if not table.columns.get(field):
