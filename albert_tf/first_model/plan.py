@@ -13,6 +13,7 @@ from albert_tf.config import FirstModelConfig
 from albert_tf.config.model import override_types
 from albert_tf.errors import UserError
 from albert_tf.io import files, shipped
+from albert_tf.records.tokenization import Tokenizer
 
 # Below this size, a vocabulary and a model from random weights learn nothing.
 SMALLEST_TEXT = 200_000
@@ -125,15 +126,18 @@ def make_plan(config: FirstModelConfig, num_bytes: int) -> Plan:
         architecture, optimizer = "albert_mini", _CONTINUED
         lengths = recipe.lengths[1:]
         vocabulary = about_vocabulary = f"{initial}/spiece.model"
+        keeps_accents = Tokenizer(vocabulary).keep_accents
     else:
         # From 3 to 300 MB, ten times as many pieces.
         suited = 4000 * math.sqrt(num_bytes / 3e6)
         size = int(min(recipe.max_vocab_size, max(1000, suited // 500 * 500)))
         objective, lower_case = "none", config.do_lower_case
+        keeps_accents = True
         vocabulary = f"{config.output_dir}/vocabulary/spm.model"
         vocabulary_flags = [
             *corpus_flags,
             f"--do_lower_case={lower_case}",
+            "--keep_accents",
             f"--model_prefix={vocabulary.removesuffix('.model')}",
         ]
         if config.language in MANY_CHARACTERS:
@@ -168,7 +172,8 @@ def make_plan(config: FirstModelConfig, num_bytes: int) -> Plan:
     dropout = DROPOUT if is_long else 0.0
     case = "read as small letters" if lower_case else "kept"
     facts = [
-        f"text: {num_bytes:,} bytes; capitals are {case}",
+        f"text: {num_bytes:,} bytes; capitals are {case}; accents are "
+        f"{'kept' if keeps_accents else 'dropped, as by the vocabulary'}",
         f"vocabulary: {about_vocabulary}",
         f"examples of {', then '.join(map(str, lengths))} tokens; "
         f"{recipe.batch_tokens:,} tokens a step; sentence objective "

@@ -46,6 +46,8 @@ def test_the_plan_follows_from_the_text(corpus, tmp_path):
     plan = make_plan(config, num_bytes)
     assert f"--input_file={corpus}/**" in plan.vocabulary_flags
     assert plan.vocabulary_flags[-1] == "--vocab_size=1500"
+    assert "--keep_accents" in plan.vocabulary_flags
+    assert "accents are kept" in plan.facts[0]
     large = make_plan(config, 300_000_000)
     assert large.vocabulary_flags[-1] == "--vocab_size=4000"
     chinese = make_plan(config.replace(language="zh"), num_bytes)
@@ -74,6 +76,7 @@ def test_the_model_of_a_run_can_be_continued(tmp_path):
     plan = make_plan(config, 1_000_000)
     values = plan.training_flags[1].removeprefix("--model=")
     assert ModelConfig().with_overrides([values]) == model
+    assert "accents are dropped" in plan.facts[0]
 
 
 def test_text_that_is_read_often_gets_dropout():
