@@ -208,6 +208,7 @@ TEXTS = ["The cat sat on the mat.", "It [MASK] [MASK].", "", "Rome"]
 PAIRS = ["", "In Paris, 1,000 people wait for the boat.", "a", "is a city"]
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("max_seq_length", [4, 7, 8, 11, 90])
 @pytest.mark.parametrize("pairs", [None, PAIRS])
 def test_inputs_equal_those_of_a_served_model(
