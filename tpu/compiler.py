@@ -148,7 +148,7 @@ def compile_step(
         for feature in features_to_read("static", config.data.packing)
     }
     steps = pjrt_steps.PjrtSteps(strategy, state, config)
-    jax.config.update("jax_exec_time_optimization_effort", -1.0 * quick)
+    jax.config.update("jax_optimization_level", "O1" if quick else "UNKNOWN")
     try:
         program = steps.compile(batch, schedules.dropout_rates(0, config))
     except (UserError, jax.errors.JaxRuntimeError) as error:
