@@ -64,7 +64,8 @@ class FirstModel:
 
     Attributes:
         state: What is stored in `first_model.json`: `settings`; `num_bytes` of
-            the text, which may grow between two starts; `seconds`, the time
+            the text, which may grow between two starts; `overwrite`, whether
+            to replace vocabulary and records; `seconds`, the time
             used so far; and by stage, its `command`, its `output` when it has
             ended, and its `seconds`.
     """
@@ -85,6 +86,7 @@ class FirstModel:
                 "vocabulary",
                 "data_prep.train_tokenizer",
                 *plan.vocabulary_flags,
+                f"--overwrite={self.state['overwrite']}",
             )
         for length in plan.lengths:
             self._records(length)
@@ -162,6 +164,7 @@ class FirstModel:
                 f"records_{length}",
                 "data_prep.build_tfrecords",
                 *self.plan.records_flags,
+                f"--overwrite={self.state['overwrite']}",
                 *_shape(length),
                 f"--output_dir={self.dir}/records/{length}",
                 f"--holdout_fraction={fraction:.3g}",
@@ -392,6 +395,8 @@ def _read_state(config: FirstModelConfig) -> dict[str, Any]:
     return {
         "settings": settings,
         "num_bytes": measure_text(config),
+        # Vocabulary and records of a start with other settings.
+        "overwrite": state is not None,
         "seconds": 0.0,
         "stages": {},
     }
@@ -408,9 +413,6 @@ def main(config: FirstModelConfig) -> int:
         return 0
     os.makedirs(f"{config.output_dir}/logs", exist_ok=True)
     with lock(config.output_dir):
-        if not state["stages"]:  # of a start with other settings
-            files.remove_directory(f"{config.output_dir}/vocabulary")
-            files.remove_directory(f"{config.output_dir}/records")
         return model.make()
 
 

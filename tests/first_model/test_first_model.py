@@ -160,11 +160,17 @@ def test_the_failure_of_a_command_is_explained(
         output_dir=str(tmp_path / "out"),
         init_checkpoint="albert_mini_en",  # the first command builds records
     )
+    other = tmp_path / "out/records/a file of the user"
+    other.parent.mkdir(parents=True)
+    other.touch()
     with pytest.raises(UserError, match=message):
         first_model.main(config)
     # Until the training begins, the directory takes other settings.
     with pytest.raises(UserError, match=message):
         first_model.main(config.replace(minutes=2))
+    state = json.loads((tmp_path / "out/first_model.json").read_text())
+    assert "--overwrite=True" in state["stages"]["records_64"]["command"]
+    assert other.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
