@@ -186,7 +186,8 @@ QUESTIONS := data_prep/sample_questions
 demo: $(VENV)/installed
 	@echo "1/4 makes a first model from the sample corpus, in six minutes"
 	$(BIN)/python -m albert_tf.first_model --output_dir=$(DEMO)/first_model \
-	    --input_file='data_prep/sample_corpus/*.txt.gz' --minutes=6
+	    --input_file='data_prep/sample_corpus/*.txt.gz' --minutes=6 \
+	    || test $$? = 3  # on a slow machine: worse than frequencies
 	@echo "2/4 asks the released model for masked words,"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
