@@ -125,7 +125,8 @@ class TokenizerConfig(CorpusConfig):
     keep_accents: bool = setting(
         False,
         "Keep accents and other combining marks, which google-research/albert "
-        "drops. All languages but English need them. The vocabulary stores it.",
+        "drops. Most languages but English need them. The vocabulary stores "
+        "this choice.",
     )
     character_coverage: float = setting(
         0.99995,

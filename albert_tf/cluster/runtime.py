@@ -1,7 +1,7 @@
 """What runs the programs of a run: TensorFlow, or JAX (`--runtime`).
 
 A runtime knows the devices, also those of other processes, and runs a function
-of a replica on all of them. No other module asks which one it has.
+of a replica on all of them. Only train.py asks which one it has.
 """
 
 import functools

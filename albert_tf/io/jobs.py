@@ -13,7 +13,7 @@ from absl import logging
 from albert_tf.errors import RETRY_STATUS, describe_end
 
 POLL_SECONDS = 0.5
-# The exit status of a command that ended with RETRY_STATUS this often.
+# A command that ends with RETRY_STATUS this often has failed.
 MAX_STARTS = 3
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PACKAGES = str(pathlib.Path(__file__).parents[2])

@@ -165,7 +165,7 @@ def _normalize(text: str) -> tuple[str, np.ndarray]:
 def _compose(text: str) -> tuple[str, np.ndarray]:
     """As `_normalize`, for `keep_accents`: marks join their letters.
 
-    All characters that letters and marks become come from all of these.
+    What a letter and its marks become comes from all of these characters.
     """
     parts: list[str] = []
     origins: list[tuple[int, int]] = []

@@ -14,6 +14,7 @@ import itertools
 import posixpath
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -106,19 +107,17 @@ def describe_lost_accents(text: str) -> str:
     "" if at most USUAL_LOST_ACCENTS of the letters lose marks.
     """
     text = unicodedata.normalize("NFC", text)
-    letters = [c for c in text if c.isalpha() or unicodedata.combining(c)]
-    lost = sum(
-        normalize(c, False) != normalize(c, False, True) for c in letters
+    letters = Counter(
+        c for c in text if c.isalpha() or unicodedata.combining(c)
     )
-    if lost <= USUAL_LOST_ACCENTS * len(letters):
+    lost = {c for c in letters if normalize(c) != normalize(c, True, True)}
+    share = sum(letters[c] for c in lost) / max(1, letters.total())
+    if share <= USUAL_LOST_ACCENTS:
         return ""
-    for word in text.split():
-        kept, dropped = normalize(word, False, True), normalize(word, False)
-        if kept != dropped:
-            break
+    word = next(word for word in text.split() if not lost.isdisjoint(word))
     return (
-        f"{lost / len(letters):.1%} of the letters lose their marks: {kept!r} "
-        f"becomes {dropped!r}"
+        f"{share:.1%} of the letters lose their marks: "
+        f"{normalize(word, False, True)!r} becomes {normalize(word, False)!r}"
     )
 
 
