@@ -76,7 +76,7 @@ def judge(
     if text == WORSE:
         advice += " Or continue a trained model, which for English is best: "
         advice += "--init_checkpoint=albert_mini_en."
-    return Verdict(text, f"{advice} Each needs another --output_dir.")
+    return Verdict(text, f"{advice} A new try needs another --output_dir.")
 
 
 def gain_of_doubling(losses: Sequence[float]) -> float:
