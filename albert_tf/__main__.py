@@ -15,6 +15,7 @@ COMMANDS = {
     "first-model": "albert_tf.first_model",
     "train-tokenizer": "data_prep.train_tokenizer",
     "build-tfrecords": "data_prep.build_tfrecords",
+    "inspect-text": "data_prep.inspect_text",
     "inspect-records": "data_prep.inspect_records",
     "ngram-baselines": "data_prep.ngram_baselines",
     "run-pretraining": "albert_tf.run_pretraining",

@@ -51,7 +51,13 @@ BLOCK_BYTES = 1 << 20
 _STORED_BYTES = 1 << 12
 
 # The beginning of a text that decides about a warning.
-_JUDGED_CHARACTERS = 1 << 18
+JUDGED_CHARACTERS = 1 << 18
+
+# Lines are wrapped if the next word does not fit after this share of the lines
+# of a paragraph, and half of these lines end within a sentence.
+_WRAPPED_SHARE = 0.6
+_WRAPPED_WIDTHS = range(40, 141)
+_SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', "\u201d", "\u2026")
 
 # First bytes that decide about a format.
 _HEAD_BYTES = 1 << 16
@@ -119,6 +125,7 @@ SKIPPED_TEXTS = "documents that are not Unicode"
 EMPTY_TEXTS = "documents without text"
 CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
 CUT_WORDS = "cuts of 16,384 characters without a space"
+JOINED_LINES = "ends of wrapped lines, read as spaces"
 
 OnBytes = Callable[[int], Any]
 OnStored = Callable[[bytes], Any]
@@ -213,6 +220,8 @@ def check_inputs(
         for source in sources:
             for _ in source.read_texts(reading):
                 pass
+    if number := reading.skipped[JOINED_LINES]:
+        logging.info("the text has wrapped lines: joined %d of them", number)
     return dict(zip(sources, reading.digests, strict=True))
 
 
@@ -265,9 +274,9 @@ def warn_of_lost_accents(
     start = ""
     for document in read_documents(sources, config, lambda _: None, Counter()):
         start += "\n".join(document)
-        if len(start) > _JUDGED_CHARACTERS:
+        if len(start) > JUDGED_CHARACTERS:
             break
-    if lost := describe_lost_accents(start[:_JUDGED_CHARACTERS]):
+    if lost := describe_lost_accents(start[:JUDGED_CHARACTERS]):
         logging.warning("accents are dropped: %s. %s", lost, remedy)
 
 
@@ -357,12 +366,17 @@ class TextFile:
             yield from self._read_parquet(self.num_bytes - num_read, reading)
             return
         blocks = itertools.chain([head], blocks)
+        width = 0
         if form == "text":
-            yield from self._read_text(blocks, reading)
+            start = head[:JUDGED_CHARACTERS].decode(errors="replace")
+            width = find_width(start)
+            lines = self._read_text(blocks, reading)
+            yield from _join_lines(lines, width, reading) if width else lines
         else:
             yield from self._read_table(form, blocks, reading)
         # The setting decides what the same bytes are.
         prefix = "" if form == "text" else f"{form}:"
+        prefix = "wrapped:" if width else prefix
         reading.digests.append(prefix + digest.hexdigest())
 
     def _find_format(self, head: bytes, config: CorpusConfig) -> str:
@@ -600,6 +614,61 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
 
 
 # --- lines of files -----------------------------------------------------------
+
+
+def find_width(text: str) -> int:
+    r"""The number of characters at which the lines of a text are wrapped, or 0.
+
+    Example:
+        >>> import textwrap
+        >>> wrapped = textwrap.fill("A paragraph of many words " * 50, 72)
+        >>> find_width(wrapped)
+        72
+        >>> find_width("A sentence on its own line.\n" * 50)
+        0
+    """
+    lines = [line.strip() for line in _LINE_END.split(text)]
+    pairs = [(a, b) for a, b in itertools.pairwise(lines) if a and b]
+    lengths = sorted(len(line) for line, _ in pairs)
+    # Some lines may be longer, e.g. addresses and tables.
+    width = lengths[int(0.9 * len(lengths))] if lengths else 0
+    full = [line for line, after in pairs if _is_full(line, after, width)]
+    within = [line for line in full if not line.endswith(_SENTENCE_ENDS)]
+    is_wrapped = (
+        width in _WRAPPED_WIDTHS
+        and len(full) >= max(10, _WRAPPED_SHARE * len(pairs))
+        and len(within) >= len(full) / 2
+    )
+    return width if is_wrapped else 0
+
+
+def _is_full(line: str, following: str, width: int) -> bool:
+    """Whether the first word of the following line does not fit in a line."""
+    word = following.partition(" ")[0]
+    return " " in line and len(line) + 1 + len(word) > width
+
+
+def _join_lines(
+    lines: Iterable[str], width: int, reading: Reading
+) -> Iterator[str]:
+    """Joins the lines of paragraphs; see `find_width`."""
+    paragraph = previous = ""
+    for line in lines:
+        is_part = previous and line and _is_full(previous, line, width)
+        if is_part and len(paragraph) < LONGEST_DOCUMENT:
+            # Also within a word with a hyphen.
+            space = "" if re.search(r"\w-$", previous) else " "
+            paragraph += space + line
+            reading.skipped[JOINED_LINES] += 1
+        else:
+            if paragraph:
+                yield paragraph
+            paragraph = line
+            if not line:
+                yield line
+        previous = line
+    if paragraph:
+        yield paragraph
 
 
 def read_lines(

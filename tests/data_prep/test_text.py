@@ -9,6 +9,7 @@ import json
 import lzma
 import re
 import tarfile
+import textwrap
 import time
 import unittest.mock
 
@@ -122,6 +123,25 @@ def test_blank_lines_separate_documents(tmp_path, content):
     assert documents == [["One a.", "Two b."], ["Three ç."], ["Four d."]] * 2
     assert not skipped
     assert num_bytes == 2 * len(content)
+
+
+def test_the_lines_of_wrapped_paragraphs_are_joined(tmp_path):
+    """A heading, a list and the end of a paragraph end their lines."""
+    with gzip.open(DEMO, "rt") as file:
+        paragraphs = [line.strip() for line in file if len(line) > 200][:40]
+    items = ["A list", "of items", "stays a list"]
+    path = tmp_path / "wrapped.txt"
+    wrapped = "\n\n".join(textwrap.fill(text, 72) for text in paragraphs)
+    path.write_text("\n".join([wrapped, "", *items]))
+    documents, skipped, _ = read(path)
+    expected = [[" ".join(text.split())] for text in paragraphs]
+    assert documents == [*expected, items]
+    assert skipped[reader.JOINED_LINES] == wrapped.count("\n") - 2 * 39
+
+    path.write_text("\n".join(paragraphs))
+    documents, skipped, _ = read(path)
+    assert [len(lines) for lines in documents] == [40]
+    assert not skipped
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
