@@ -107,21 +107,6 @@ def _free_programs():
     memory.free_programs()
 
 
-@pytest.fixture
-def mirrored_two():
-    """The MirroredStrategy of two replicas, one in each process.
-
-    A second one would number its collectives from the start again. They fail
-    if shapes differ from those of the first.
-    """
-    from albert_tf.cluster.strategy import make_strategy
-    from albert_tf.config import DistributionConfig
-
-    return make_strategy(
-        DistributionConfig(strategy="mirrored", num_logical_cpus=2)
-    )
-
-
 # Markers of tests that need an extra, and the packages that come with it.
 EXTRAS = {
     "text": ("tensorflow_text",),

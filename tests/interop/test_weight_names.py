@@ -1,6 +1,7 @@
 """The table of weights matches the models."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,19 +10,16 @@ from albert_tf.config import PARAMETER_SHARING
 from albert_tf.errors import UserError
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
-from tests.helpers.tiny_albert import (
-    HEADS,
-    TINY,
-    random_weights,
-)
+from tests.helpers.tiny_albert import HEADS, TINY, random_weights
 
 
 @pytest.mark.parametrize(
-    ("objective", "head"),
-    [("sop", None), ("none", None), *(("none", h) for h in HEADS.values())],
+    ("sharing", "embedding_size", "objective", "head"),
+    [
+        *itertools.product(PARAMETER_SHARING, [4, 6], ["sop"], [None]),
+        *(("all", 4, "none", head) for head in (None, *HEADS.values())),
+    ],
 )
-@pytest.mark.parametrize("embedding_size", [4, 6])
-@pytest.mark.parametrize("sharing", PARAMETER_SHARING)
 def test_paths_and_shapes_are_those_of_the_model(
     sharing, embedding_size, objective, head
 ):
