@@ -1,1 +1,1 @@
-"""Cloud TPUs: estimates what a run costs on a slice, and launches runs."""
+"""Compiles the training step for TPUs and GPUs that are not attached."""

@@ -92,8 +92,6 @@ def _join(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-# JAX takes this part of the memory of a GPU; see docs/gpu.md.
-_MEMORY_FRACTION = 0.75
 _MEMORY_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 
 # By compute capability: bytes of shared memory of a core, of a block, threads
@@ -109,11 +107,31 @@ _ARCHITECTURES = {
 }
 
 
+def _memory_fraction() -> float:
+    """The part of the memory of a GPU that JAX takes; see docs/gpu.md.
+
+    Raises:
+        UserError: If the environment has another value than a part.
+    """
+    text = os.getenv(_MEMORY_VARIABLE) or "0.75"
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = 0.0
+    # JAX takes more than 1 as managed memory, which is slow.
+    if not 0 < fraction <= 1:
+        raise UserError(
+            f"{_MEMORY_VARIABLE} must be above 0 and at most 1",
+            received=repr(text),
+            remedy="Unset it for the part that JAX takes by default, 0.75.",
+        )
+    return fraction
+
+
 def _machine(name: str, number: int) -> Devices:
     """GPUs of the kind `name`, e.g. "h100"."""
     card = GPU_CARDS[name]
-    fraction = float(os.getenv(_MEMORY_VARIABLE) or _MEMORY_FRACTION)
-    taken = int(fraction * card.memory_bytes)
+    taken = int(_memory_fraction() * card.memory_bytes)
     peaks = {"float32": card.peak_float32}
     if card.capability >= (8, 0):
         peaks["bfloat16"] = card.peak_flops
@@ -167,7 +185,8 @@ def parse(name: str) -> Devices:
     """Returns the slice of an accelerator type, or the machine.
 
     Raises:
-        UserError: If there is none of that name.
+        UserError: If there is none of that name, or if the environment has a
+            wrong part of the memory of a GPU.
 
     Example:
         >>> parse("v5litepod-256").name, parse("8xh100").num_devices

@@ -57,6 +57,14 @@ def test_a_machine_has_the_memory_that_jax_takes(monkeypatch):
     assert topologies.parse("a100-40g").memory_bytes == 0.5 * 42331013120
 
 
+@pytest.mark.parametrize("part", ["abc", "0", "-0.5", "1.5", "nan"])
+def test_a_wrong_part_of_the_memory_is_refused(part, monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", part)
+    with pytest.raises(UserError, match=f"MEM_FRACTION must be .*'{part}'"):
+        topologies.parse("h100")
+    assert topologies.parse("v4-8").num_chips == 4
+
+
 def test_a_float32_product_has_a_peak_of_its_own():
     card = topologies.parse("a100-80g")
     assert card.peak_flops["bfloat16"] == 2 * card.peak_flops["float32"]
