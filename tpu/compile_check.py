@@ -40,7 +40,8 @@ REMEDIES = (
 CAVEATS = """
 Nothing was run: memory is the compiler's plan. A step takes at least as long as
 its matrix products at the peak of the device, and as its bytes at the bandwidth
-of the memory, if caches hold no operand. Real steps take longer."""
+of the memory. These are all operands and results of its kernels; caches may
+hold some of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +149,8 @@ def estimate(
     """Compiles the first step of a run for a slice or for GPUs.
 
     Raises:
-        UserError: If the batch cannot be divided over the devices, if these
-            do not multiply in its precision, or if the compiler is missing or
-            does not know them.
+        UserError: If the batch cannot be divided over the devices, or if the
+            compiler is missing or does not know them.
     """
     # Imported here so that --help answers at once.
     import tensorflow as tf
@@ -160,13 +160,6 @@ def estimate(
     from tpu import compiler
 
     data, precision = config.data, config.distribution.precision
-    dtype = precision.removeprefix("mixed_")
-    if dtype not in where.peak_flops:
-        raise UserError(
-            f"precision must be float32: {where.name} has no bfloat16 products",
-            received=precision,
-            remedy="Use --precision=float32.",
-        )
     micro_batches = data.gradient_accumulation_steps
     batch_size = per_replica_batch_size(data, where.num_devices)
     installed = compiler.check_installed(where.request["platform"])
@@ -185,7 +178,7 @@ def estimate(
         packing=data.packing,
         num_train_steps=config.training.num_train_steps,
         model_flops=flops // where.num_devices,
-        peak_flops=where.peak_flops[dtype],
+        peak_flops=where.peak_flops[precision.removeprefix("mixed_")],
         versions={**installed, "tensorflow": tf.__version__},
     )
     logging.info(
@@ -271,8 +264,8 @@ def describe(found: Estimate, price_per_device_hour: float = 0.0) -> str:
         "rows per device": f"{micro_batches} x {found.batch_size}",
         "memory, GiB": f"{found.peak_bytes / GIB:.2f} of {limit}, with "
         f"{found.argument_bytes / GIB:.2f} of weights, moments and batch",
-        "products, TFLOP": ", ".join(
-            f"{number / 1e12:,.2f} in {dtype}"
+        "products, GFLOP": ", ".join(
+            f"{number / 1e9:,.0f} in {dtype}"
             for dtype, number in found.flops.items()
         ),
         "bytes moved, GB": f"{found.bytes_moved / 1e9:,.1f}",
@@ -318,10 +311,24 @@ def _remedy(found: Estimate) -> str:
     )
 
 
+def _check_precision(
+    config: PretrainingConfig, where: topologies.Devices
+) -> None:
+    """Refuses bfloat16 on devices that do not multiply in it."""
+    precision = config.distribution.precision
+    if precision.removeprefix("mixed_") not in where.peak_flops:
+        raise UserError(
+            f"precision must be float32: {where.name} has no bfloat16 products",
+            received=precision,
+            remedy="Use --precision=float32.",
+        )
+
+
 def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
     config.require("accelerator_type")
     where = topologies.parse(config.accelerator_type)
+    _check_precision(config.run, where)
     versions.import_tensorflow()
     import tensorflow as tf
 

@@ -178,7 +178,7 @@ def test_a_bound_is_no_faster_than_products_and_memory():
     for line in (
         "fits",
         "rows per device   4 x 16",
-        "990.00 in bfloat16, 10.00 in float32",
+        "990,000 in bfloat16, 10,000 in float32",
         "bytes moved, GB   3,000.0",
         "not faster than 1,020.0, by its products; that is 98% of the peak",
         "hours    not less than 10.2; 25.0 at 40% of the peak",
