@@ -10,6 +10,10 @@
 # make extras        installs the packages that extras-test needs
 # make bridge-test   passes the programs of the trainer through the TPU bridge of
 #                    TensorFlow; also a part of test and slow-test
+# make tpu-compile-test
+#                    compiles a training step for TPUs with all optimizations, in
+#                    minutes, and compares the program with that of before; not a
+#                    part of test-all
 # make tpu-wheel-test
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
@@ -60,7 +64,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help demo test slow-test extras extras-test other-tests bridge-test \
-    tpu-wheel-test gpu-compile-test newest-test test-all lint typecheck docs lock clean
+    tpu-compile-test tpu-wheel-test gpu-compile-test newest-test test-all lint typecheck docs lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -114,6 +118,9 @@ slow-test: $(VENV)/installed
 	    -c $(CONSTRAINTS) -e '.[cpu,gpu-compile]' pytest pytest-xdist
 	@touch $@
 
+tpu-compile-test: $(VENV)/installed-extras
+	$(PYTEST) tests/tpu -m "tpu_compile and by_hand" $(PYTEST_ARGS)
+
 gpu-compile-test: .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q -m gpu_compile tests/tpu $(PYTEST_ARGS)
 
@@ -123,7 +130,7 @@ define TEST_EXTRAS
 	$(BIN)/python -c "import tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
 	$(BIN)/python -c "import ai_edge_litert, onnxruntime, onnxscript"
-	$(PYTEST) $(TESTS) -m "$(1)" $(PYTEST_ARGS)
+	$(PYTEST) $(TESTS) -m "($(1)) and not by_hand" $(PYTEST_ARGS)
 endef
 
 extras-test: $(VENV)/installed-extras

@@ -80,12 +80,17 @@ assert "tensorflow" not in sys.modules
 sys.meta_path.insert(0, SplitCpu)
 
 
+def runs_slow_tests(config):
+    """Whether this is a run of `make slow-test` or `make other-tests`."""
+    return config.option.markexpr.lstrip("(").startswith("slow")
+
+
 def pytest_xdist_auto_num_workers(config):
     """One worker for each processor, as far as the memory suffices.
 
     One more for slow tests, since many of them wait for a process.
     """
-    num_waiting = config.option.markexpr.startswith("slow")
+    num_waiting = runs_slow_tests(config)
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + num_waiting, size // WORKER_MEMORY))
 
@@ -94,7 +99,7 @@ def pytest_collection_finish(session):
     """Lets garbage collection take less time."""
     gc.collect()
     gc.freeze()  # excludes all imported objects
-    if session.config.option.markexpr.startswith("slow"):
+    if runs_slow_tests(session.config):
         gc.set_threshold(10_000, 10, 5)  # 5 % less CPU
     else:
         # Also 5 %. The slow tests would need too much memory.

@@ -263,7 +263,7 @@ def bytes_of_weights(config):
 
 @pytest.mark.tpu_compile
 def test_the_compilers_error_is_printed(capsys):
-    run = small_config(global_batch_size=2**14)
+    run = tiny_config(global_batch_size=2**22)
     config = CompileCheckConfig(
         run=run, accelerator_type="v5litepod-1", quick=True
     )
@@ -302,7 +302,7 @@ ROWS, HEADS, TOKENS = 256, 2, 256
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.long
+@pytest.mark.by_hand
 def test_a_full_compile_is_as_good_as_before():
     """A step on packed rows with dropout. No number may change by more than
     3 %, unless the change is an improvement, or worth its cost.
