@@ -161,6 +161,7 @@ def _progress_bar(num_steps: int) -> Iterator[None]:
                 found = _PROGRESS.match(record.getMessage())
                 if found:
                     bar.set_postfix_str(found[3], refresh=False)
+                    bar.total = int(found[2])
                     bar.update(int(found[1]) - bar.n)
                 elif record.levelno > logging.INFO:
                     bar.write(record.getMessage())

@@ -310,10 +310,18 @@ class FinetuningOptimizerConfig(
     defaults={
         "optimizer": "adamw",
         "learning_rate": 2e-5,
-        "num_warmup_steps": 200,
     },
 ):
     """AdamW, with typical settings of Table 14 of the paper."""
+
+    num_warmup_steps: int = inherited(
+        OptimizerConfig,
+        "num_warmup_steps",
+        default=-1,
+        help="Number of steps in which the learning rate rises linearly from 0 "
+        "to learning_rate; -1: a tenth of num_train_steps.",
+        at_least=-1,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,8 +358,7 @@ class FinetuningTrainingConfig(
         "dropout_schedule",
     ),
     defaults={
-        "num_train_steps": 2000,
-        "steps_per_loop": 100,
+        "steps_per_loop": 5,
         "save_checkpoints_steps": 1000,
         "keep_checkpoint_max": 1,
         "sentence_objective": "none",
@@ -367,6 +374,15 @@ class FinetuningTrainingConfig(
         "predictions for the test set, or for the development set if there is "
         "no test set; or train_and_predict.",
         choices=("train", "eval", "predict", "train_and_predict"),
+    )
+    num_train_steps: int = inherited(
+        TrainingConfig,
+        "num_train_steps",
+        default=0,
+        help="Number of training steps. 0: three times through the training "
+        "set, and at least 300; unless eval_every_n_steps is set, the "
+        "development set is evaluated four times.",
+        at_least=0,
     )
     dropout: float = setting(
         0.0,

@@ -398,7 +398,7 @@ class PretrainingConfig(Config):
             self.optimizer.num_decay_steps,
             self.training.num_train_steps,
         )
-        if warmup + decay > total:
+        if total and warmup + decay > total:  # 0: not known yet
             raise UserError(
                 "num_warmup_steps + num_decay_steps must be at most "
                 "num_train_steps",

@@ -229,13 +229,15 @@ def _check_rows(
     needed = list(filter(None, needed))
     task = examples.task.name
     remedy = f"Give the {examples.split} file of {task}."
-    good, malformed = [], []
+    good, malformed, has = [], [], ""
     for number, (where, values) in enumerate(found):
         if isinstance(values, dict):
             lacking = [name for name in needed if name not in values]
             if not lacking:
                 good.append(ExampleRow(where, values, number, columns))
                 continue
+            names = ", ".join(map(repr, values))
+            has = has or f"; the columns are {names:.200}"
             values = f"no {', '.join(lacking)}"
             if lacking == [columns.label] and not examples.is_training:
                 remedy = "Give a file without labels as --test_file."
@@ -248,7 +250,8 @@ def _check_rows(
             f"{examples.source} must be a file of --task={task}, with the "
             f"columns {', '.join(needed)}",
             received=f"{len(malformed)} of {num_rows} rows malformed, "
-            + ": ".join(malformed[0]),
+            + ": ".join(malformed[0])
+            + has,
             remedy=remedy,
         )
     examples.bad += malformed

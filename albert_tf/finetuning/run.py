@@ -7,6 +7,7 @@ RUN/predictions/predictions.json, ...    for the scripts of SQuAD
 import dataclasses
 import functools
 import json
+import math
 import posixpath
 import tempfile
 import time
@@ -51,6 +52,9 @@ from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.train import train
 
 PREDICTIONS_DIR = "predictions"
+
+# Of a training whose number of steps is not set.
+EPOCHS, FEWEST_STEPS = 3, 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,12 +285,37 @@ def _resolve(
         input_file=files.names(TRAIN),
         eval_input_file=files.names(DEV),
     )
+    if TRAIN in sets:
+        complete = choose_steps(complete, files.records(TRAIN).num_records)
     threshold = null_threshold(config.training.output_dir, config)
     scorers = {
         split: Scorer(examples, reader, threshold)
         for split, examples in sets.items()
     }
     return Inputs(complete, base, files, scorers)
+
+
+def choose_steps(config: FinetuningConfig, num_rows: int) -> FinetuningConfig:
+    """Fits steps, warm-up and evaluations to the data, where they are not set.
+
+    Example:
+        >>> config = choose_steps(FinetuningConfig(), num_rows=6400)
+        >>> config.training.num_train_steps, config.optimizer.num_warmup_steps
+        (600, 60)
+    """
+    num_steps = config.training.num_train_steps
+    interval = config.training.eval_every_n_steps
+    if not num_steps:
+        epoch = math.ceil(num_rows / config.data.global_batch_size)
+        num_steps = max(FEWEST_STEPS, EPOCHS * epoch)
+        if config.data.eval_input_file:
+            interval = interval or math.ceil(num_steps / 4)
+    warmup = config.optimizer.num_warmup_steps
+    return config.replace(
+        num_train_steps=num_steps,
+        eval_every_n_steps=interval,
+        num_warmup_steps=num_steps // 10 if warmup < 0 else warmup,
+    )
 
 
 # --- predictions -------------------------------------------------------------

@@ -602,6 +602,13 @@ def test_a_dev_set_without_labels_is_refused(tmp_path):
         assert len(found.examples) == 1 and not found.bad
 
 
+def test_a_wrong_column_names_those_of_the_file(tmp_path):
+    path = write(tmp_path, "t.csv", "title;class\n1;2")
+    message = r"columns text, label.*the columns are 'title;class'"
+    with pytest.raises(UserError, match=message):
+        read_file("classification", path, "train")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"t.csv must be a readable file"):
         read_file("classification", str(tmp_path / "t.csv"))
