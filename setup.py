@@ -22,7 +22,8 @@ ROOT = pathlib.Path(__file__).parent
     re.M,
 )
 # `albert_tf.io.shipped` finds these directories here, and in an installation.
-PACKAGE_DIR = {"albert_tf.configs": "configs", "albert_tf.models": "models"}
+SHIPPED = ("configs", "constraints", "models")
+PACKAGE_DIR = {f"albert_tf.{name}": name for name in SHIPPED}
 # Pages and pictures that README links to are not in the distribution.
 README = re.sub(
     r"!?\[([^][]*)\]\((?!https:)[^)]*\)",
@@ -80,6 +81,7 @@ setup(
     package_data={
         "albert_tf.first_model": ["*.html"],
         "albert_tf.configs": ["*/*", "*/include/*"],
+        "albert_tf.constraints": ["*.txt"],
         "albert_tf.models": ["*/*"],
         "albert_tf.interop": ["*.json"],
         "albert_tf.serving": ["*.config"],

@@ -47,6 +47,11 @@ _MODULES = {
         "train",
     ),
 }
+_WITHOUT_TENSORFLOW = (
+    "albert_tf.config",
+    "albert_tf.errors",
+    "albert_tf.records.tokenization",
+)
 _MODULE_OF = {
     name: module for module, names in _MODULES.items() for name in names
 }
@@ -61,6 +66,8 @@ def __getattr__(name: str) -> Any:
     from albert_tf.cluster import versions
 
     versions.import_triton()  # the caller may import transformers later
+    if _MODULE_OF[name] not in _WITHOUT_TENSORFLOW:
+        versions.import_tensorflow()  # without its lines about this machine
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

@@ -1,6 +1,5 @@
 """All commands of the package: `albert-tf COMMAND --SETTING=VALUE ...`."""
 
-import difflib
 import importlib.util
 import pathlib
 import re
@@ -9,7 +8,8 @@ import sys
 
 import albert_tf
 from albert_tf.config import flags
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, did_you_mean
+from albert_tf.io import shipped
 
 COMMANDS = {
     "first-model": "albert_tf.first_model",
@@ -54,17 +54,19 @@ def _run(command: str) -> None:
         runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
     elif command == "--version":
         print(f"albert-tf {albert_tf.__version__}")
+    elif command == "constraints":
+        print(shipped.CONSTRAINTS.read_text(), end="")
     elif command in ("", "-h", "--help"):
         print("usage: albert-tf COMMAND --SETTING=VALUE ...\n")
         for name, module in COMMANDS.items():
             print(f"  {name:20}{_describe(module)}")
+        print(f"  {'constraints':20}Print tested versions, for pip install -c")
         print("\nalbert-tf COMMAND --help lists the settings of a command.")
     else:
-        similar = difflib.get_close_matches(name, COMMANDS, 1)
         raise UserError(
             f"the command must be one of {', '.join(COMMANDS)}",
             received=command,
-            remedy=f"Did you mean {similar[0]}?" if similar else "",
+            remedy=did_you_mean(name, COMMANDS),
         )
 
 

@@ -1,7 +1,8 @@
 """Errors that end a command with one line instead of a traceback."""
 
+import difflib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 # Exit status of a command that may succeed if it is started again without a
@@ -72,6 +73,17 @@ class RetryError(UserError):
     """
 
     exit_status = RETRY_STATUS
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Suggests known names that are similar, as a sentence; "" if none is.
+
+    Example:
+        >>> did_you_mean("sedd", ["seed", "mode"])
+        'Did you mean seed?'
+    """
+    similar = difflib.get_close_matches(name, list(known), 3)
+    return f"Did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -21,8 +21,13 @@ import numpy as np
 from absl import logging as absl_logging
 from tqdm.auto import tqdm
 
-from albert_tf.config import FinetuningConfig, PretrainingConfig, flags
-from albert_tf.errors import UserError
+from albert_tf.config import (
+    FinetuningConfig,
+    PretrainingConfig,
+    flags,
+    settings_by_path,
+)
+from albert_tf.errors import UserError, did_you_mean
 from albert_tf.io import shipped
 from albert_tf.records.features import MASK_ID
 from albert_tf.records.tokenization import MASK_PIECE, Tokenizer, encode
@@ -46,13 +51,22 @@ def recipe(name: str, **values: Any) -> PretrainingConfig | FinetuningConfig:
         values: Settings by name, also those of the architecture.
 
     Raises:
-        UserError: For an unknown recipe or an invalid value.
-        TypeError: If there is no such setting.
+        UserError: For an unknown recipe or setting, or an invalid value.
     """
     words = shipped.expand([f"--flagfile={name}"])
     is_task = any(word.startswith("--task=") for word in words)
     config_class = FinetuningConfig if is_task else PretrainingConfig
-    return flags.parse_line(config_class, words).replace(**values)
+    config = flags.parse_line(config_class, words)
+    try:
+        return config.replace(**values)
+    except TypeError:
+        known = {path.split(".")[-1] for path in settings_by_path(config_class)}
+        unknown = next(name for name in values if name not in known)
+        raise UserError(
+            "values must be settings",
+            received=unknown,
+            remedy=did_you_mean(unknown, known),
+        ) from None
 
 
 class Metrics(dict[str, list[Any]]):
@@ -188,17 +202,21 @@ def _check_texts(texts: Any) -> list[str]:
 
 
 def fill_mask(
-    model: "AlbertPretrainer", tokenizer: Tokenizer, text: str, top_k: int = 5
-) -> list[dict[str, float]]:
+    model: "AlbertPretrainer",
+    tokenizer: Tokenizer,
+    text: str | Sequence[str],
+    top_k: int = 5,
+) -> list[Any]:
     """Predicts the masked words of a text.
 
     Args:
         model, tokenizer: From `load`.
-        text: A text with at least one [MASK].
+        text: A text with at least one [MASK], or several such texts.
         top_k: Number of predictions for a mask.
 
     Returns:
-        For each mask, the probabilities of the most probable pieces, in order.
+        For each mask, the probabilities of the most probable pieces, in order,
+        as a dictionary; for several texts, a list of such lists.
 
     Raises:
         UserError: If the model is fine-tuned, or if the text has no [MASK] or
@@ -206,7 +224,9 @@ def fill_mask(
     """
     if not hasattr(model, "masked_lm"):
         raise UserError("the model must fill masks", "a fine-tuned model")
-    _check_texts([text])
+    if not isinstance(text, str):
+        texts = _check_texts(text)
+        return [fill_mask(model, tokenizer, each, top_k) for each in texts]
     length = model.max_seq_length
     tokenizer.warn_of_cut([[text]], length)
     inputs = encode(tokenizer, text, max_seq_length=length)

@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, did_you_mean
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 ROOT = _PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent
@@ -20,6 +20,8 @@ RECIPE = ("configs/*/{}.flags", "configs/*/include/{}.flags")
 ARCHITECTURE = ("configs/models/{}.json",)
 MODEL = ("models/{}",)
 VOCABULARY = ("models/{}/spiece.model",)
+# Versions with which the package is tested.
+CONSTRAINTS = ROOT / "constraints" / "tensorflow-2.21.txt"
 
 
 def find(path: str, places: tuple[str, ...], directory: str = "") -> str:
@@ -81,11 +83,13 @@ def expand(
         value = value if equals else next(remaining, "")
         path = find(os.path.expanduser(value), RECIPE, directory)
         if not os.path.isfile(path) or path in parents:
+            names = [found.stem for found in ROOT.glob("configs/*/*.flags")]
             raise UserError(
                 "--flagfile must be a file that does not contain itself, "
                 "or the name of a recipe",
                 received=value,
-                remedy=f"{ROOT / 'configs'} has the recipes.",
+                remedy=did_you_mean(value, names)
+                or f"{ROOT / 'configs'} has the recipes.",
             )
         text = pathlib.Path(path).read_text(encoding="utf-8")
         lines = [line.strip() for line in text.splitlines()]

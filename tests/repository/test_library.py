@@ -103,8 +103,8 @@ def test_recipes_load_and_change():
     assert (task.task.task, task.training.output_dir) == ("mnli", "runs/mnli")
     with pytest.raises(albert_tf.UserError, match="name of a recipe"):
         albert_tf.recipe("no_recipe")
-    with pytest.raises(TypeError):
-        albert_tf.recipe("mini_en_16", no_setting=1)
+    with pytest.raises(albert_tf.UserError, match="mean num_train_steps"):
+        albert_tf.recipe("mini_en_16", num_trainsteps=1)
 
 
 def test_the_released_tokenizer_is_what_an_export_writes():
@@ -132,6 +132,9 @@ def test_the_released_model_fills_a_mask():
         model, tokenizer, f"{text} It is [MASK].", top_k=2
     )
     assert first == "▁most"
+    filled = albert_tf.fill_mask(model, tokenizer, [text, "It is [MASK]."])
+    assert [len(masks) for masks in filled] == [1, 1]
+    assert next(iter(filled[0][0])) == "▁most"
     assert tokenizer.decode(tokenizer.encode(text).input_ids) == [
         text.lower().replace("mask", "MASK")
     ]

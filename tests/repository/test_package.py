@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,8 @@ def test_a_flag_file_names_others_relative_to_itself(tmp_path, monkeypatch):
         flags.parse_line(PretrainingConfig, ["--flagfile=base_v2_125k"])
     with pytest.raises(UserError, match="or the name of a recipe"):
         flags.parse_line(PretrainingConfig, ["--flagfile=../base_v1_125k"])
+    with pytest.raises(UserError, match="Did you mean base_v1_125k or "):
+        flags.parse_line(PretrainingConfig, ["--flagfile=bse_v1_125k"])
 
 
 @pytest.mark.slow
@@ -92,6 +95,7 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert set(COMMANDS) <= set(run("--help").split())
     assert run("--version") == f"albert-tf {albert_tf.__version__}\n"
     assert "must be one of" in run("dance", status=1)
+    assert re.search(r"^tensorflow==2\.21", run("constraints"), re.M)
 
     (tmp_path / "empty" / "text").write_text("A dog ran. It barked.\n\n" * 200)
     run(
