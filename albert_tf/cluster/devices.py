@@ -6,6 +6,7 @@ queries the metadata server for minutes.
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -160,6 +161,9 @@ def find_chips() -> list[str]:
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 
+_GPU_NAME = re.compile(r"\d+$|GPU-|MIG-")
+
+
 def find_gpus() -> list[str]:
     """NVIDIA's GPUs that this process may use.
 
@@ -168,7 +172,10 @@ def find_gpus() -> list[str]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name for name in visible.split(",") if name.strip() != ""]
+        # As CUDA does: up to the first entry that is neither a number nor a
+        # UUID. So -1, or NoDevFiles of Slurm, hides all.
+        names = [name.strip() for name in visible.split(",")]
+        return list(itertools.takewhile(_GPU_NAME.match, names))
     return sorted(map(str, DEVICES.glob("nvidia[0-9]*")))
 
 

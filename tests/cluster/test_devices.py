@@ -191,6 +191,7 @@ def set_variables(monkeypatch, environment):
         ({}, {}, 1, False),
         ({}, {}, 0, False),
         ({"CUDA_VISIBLE_DEVICES": "0,3"}, {}, 2, True),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937, 3,-1,4"}, {}, 2, True),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, {}, 1, True),
         ({"JAX_PLATFORMS": "cpu"}, {}, 0, True),
         ({}, {"strategy": "one_device"}, 1, True),
@@ -204,3 +205,10 @@ def test_idle_gpus_are_a_fault_unless_they_are_left_on_purpose(
     found, text = devices.describe_gpus(DistributionConfig(**settings), used)
     assert found == is_right
     assert text.startswith(f"{used} of the GPUs of this machine: ")
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles", "-1,0"])
+def test_a_machine_may_hide_all_of_its_gpus(machine, monkeypatch, hidden):
+    machine([], [f"nvidia{n}" for n in range(8)])
+    set_variables(monkeypatch, {"CUDA_VISIBLE_DEVICES": hidden})
+    assert devices.describe_gpus(DistributionConfig(), 0)[0]
