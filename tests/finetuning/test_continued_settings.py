@@ -1,6 +1,7 @@
 """Every setting of a run that is continued takes effect."""
 
 import collections
+import shutil
 import sys
 
 import pytest
@@ -58,13 +59,13 @@ def find_unread(config_class, reads):
 
 @pytest.mark.slow
 def test_a_continued_pretraining_reads_each_setting(
-    tiny_records, tmp_path, reads
+    source, tiny_records, tmp_path, reads
 ):
     """`runs.directory` refuses a change of others, or logs it."""
-    config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=2)
-    assert train(config) == 0
-    reads.clear()
-    config = config.replace(num_train_steps=3, allow_config_change=True)
+    run_dir = shutil.copytree(source, tmp_path / "run")
+    config = tiny_run.make_config(
+        tiny_records, run_dir, num_train_steps=13, allow_config_change=True
+    )
     assert train(config) == 0
     assert find_unread(PretrainingConfig, reads) == set()
 

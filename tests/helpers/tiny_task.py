@@ -13,7 +13,10 @@ from tests.helpers import tiny_run
 
 # Has positions for sequences of `max_seq_length`, 96 in `make_config`.
 MODEL = dataclasses.replace(
-    tiny_run.MODEL, max_position_embeddings=96, initializer_range=0.1
+    tiny_run.MODEL,
+    num_hidden_layers=2,
+    max_position_embeddings=96,
+    initializer_range=0.1,
 )
 
 # Settings of a run that ends before it has learned.

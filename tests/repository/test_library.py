@@ -86,7 +86,7 @@ def test_the_documented_example_runs(
     assert np.abs(names["embeddings"][1] - mean).max() > 1e-3
 
     states, attentions = names["hidden_states"], names["attentions"]
-    assert len(states) == len(attentions) + 1 == 3
+    assert len(states) == len(attentions) + 1 == 2
     np.testing.assert_allclose(states[-1], names["sequence_output"], atol=1e-6)
     np.testing.assert_allclose(np.sum(attentions[0], -1), 1, atol=1e-6)
     _, trained, step = load_run(config.training.output_dir)

@@ -112,8 +112,8 @@ NEVER, IF_ALLOWED = "Choose another", "Restore them"
     [
         ({"hidden_size": 32}, "model.hidden_size was 16 and is 32", NEVER),
         (  # the same variables, for one layer more
-            {"num_hidden_layers": 3},
-            "model.num_hidden_layers was 2 and is 3",
+            {"num_hidden_layers": 2},
+            "model.num_hidden_layers was 1 and is 2",
             NEVER,
         ),
         (
@@ -230,7 +230,7 @@ def test_settings_of_another_release_are_read_by_name(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
-    tiny_records, tmp_path, capsys
+    source, tiny_records, tmp_path, capsys
 ):
     def content():
         return {
@@ -242,28 +242,25 @@ def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
     run = functools.partial(
         tiny_run.make_config,
         tiny_records,
-        tmp_path,
-        num_train_steps=2,
+        shutil.copytree(source, tmp_path / "run"),
         eval_input_file=(),
     )
-    assert train(run()) == 0
     before = content()
-    with pytest.raises(UserError, match="num_train_steps was 2 and is 4"):
-        train(run(num_train_steps=4))
+    with pytest.raises(UserError, match="num_train_steps was 12 and is 14"):
+        train(run(num_train_steps=14))
     held_out = (f"{tiny_records}/eval/*.tfrecord",)
-    capsys.readouterr()
-    evaluate_run(run(num_train_steps=4, eval_input_file=held_out))
-    assert json.loads(capsys.readouterr().out)["step"] == 2
+    evaluate_run(run(num_train_steps=14, eval_input_file=held_out))
+    assert json.loads(capsys.readouterr().out)["step"] == 12
     assert content() == before
 
-    assert train(run(num_train_steps=4, allow_config_change=True)) == 0
-    stored = run_directory.load_config(str(tmp_path))
-    assert stored == run(num_train_steps=4, allow_config_change=True)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["step"] == 4
+    assert train(run(num_train_steps=14, allow_config_change=True)) == 0
+    stored = run_directory.load_config(str(tmp_path / "run"))
+    assert stored == run(num_train_steps=14, allow_config_change=True)
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 14
     # Now these are the settings of the run; the former ones are refused.
-    check(run(num_train_steps=4))
-    with pytest.raises(UserError, match="num_train_steps must be at least 4"):
+    check(run(num_train_steps=14))
+    with pytest.raises(UserError, match="num_train_steps must be at least 14"):
         check(run())
 
 

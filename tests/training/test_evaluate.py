@@ -38,13 +38,16 @@ def records_in_one_batch(files, config):
 
 
 @pytest.mark.slow
-def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
-    """The metrics are those of a single batch, which has no padding."""
+def test_the_mean_is_over_masked_tokens_without_padding(
+    tiny_records, tmp_path, monkeypatch
+):
+    """The metrics are those of a single batch, which has no padding; also on
+    replicas, and by the program for GPUs, which runs on two CPUs here."""
     config = tiny_run.make_config(
-        tiny_records, tmp_path, eval_batch_size=7, max_eval_steps=0
+        tiny_records, tmp_path, eval_batch_size=10, max_eval_steps=0
     )
     figures, pretrainer, held_out = evaluate_with(config)
-    assert held_out.num_records % 7
+    assert held_out.num_records % 10
 
     batch = records_in_one_batch(list(held_out.files), config)
     outputs = pretrainer(batch)
@@ -68,6 +71,21 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
         figures["masked_lm_loss"] + figures["sentence_order_loss"]
     )
 
+    config = config.replace(strategy="mirrored", num_logical_cpus=2)
+    assert evaluate_with(config)[0] == pytest.approx(figures, rel=1e-5)
+    monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
+    compiled = []
+    function = tf.function
+
+    def count(*arguments, **options):
+        compiled.append(options.get("jit_compile"))
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(tf, "function", count)
+    on_gpus, _, _ = evaluate_with(config)
+    assert compiled.count(True) == 1
+    assert on_gpus == pytest.approx(figures, rel=1e-4)
+
 
 def test_an_empty_shard_is_named(tiny_records, tmp_path):
     """Even if the other shard holds enough records for `max_eval_steps`."""
@@ -82,31 +100,6 @@ def test_an_empty_shard_is_named(tiny_records, tmp_path):
     )
     with pytest.raises(UserError, match=f"{shard} has another SHA-256"):
         evaluate_with(config)
-
-
-@pytest.mark.slow
-def test_replicas_and_the_program_for_gpus_have_the_same_result(
-    tiny_records, tmp_path, monkeypatch
-):
-    """The program for GPUs runs on two CPUs here."""
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, eval_batch_size=10, max_eval_steps=0
-    )
-    on_cpus, _, _ = evaluate_with(config)
-    config = config.replace(strategy="mirrored", num_logical_cpus=2)
-    assert evaluate_with(config)[0] == pytest.approx(on_cpus, rel=1e-5)
-    monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
-    compiled = []
-    function = tf.function
-
-    def count(*arguments, **options):
-        compiled.append(options.get("jit_compile"))
-        return function(*arguments, **options)
-
-    monkeypatch.setattr(tf, "function", count)
-    on_gpus, _, _ = evaluate_with(config)
-    assert compiled.count(True) == 1
-    assert on_gpus == pytest.approx(on_cpus, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ def fail_to_write(monkeypatch):
     return fail
 
 
+@pytest.mark.slow
 def test_the_next_start_saves_a_best_checkpoint_that_was_not_written(
     tiny_records, tmp_path, fail_to_write, monkeypatch
 ):
@@ -218,20 +219,19 @@ def test_checkpoints_are_also_saved_after_minutes_and_at_multiples(
 
 
 def test_a_changed_batch_size_says_which_records_it_leaves_out(
-    tiny_records, tmp_path, caplog
+    source, tiny_records, tmp_path, caplog
 ):
-    """Steps of 8 records; from step 2 on, of 16."""
-
-    def start(**changes):
-        config = tiny_run.make_config(
-            tiny_records, tmp_path, eval_input_file=(), **changes
-        )
-        assert train(config) == 0
-
-    start(num_train_steps=2)
-    assert "settings of the input" not in caplog.text
-    start(num_train_steps=4, global_batch_size=16, allow_config_change=True)
-    assert "at record 32, after 16 records have been read: 16 are left" in (
+    """Twelve steps of 8 records; from then on, of 16."""
+    config = tiny_run.make_config(
+        tiny_records,
+        shutil.copytree(source, tmp_path / "run"),
+        eval_input_file=(),
+        num_train_steps=14,
+        allow_config_change=True,
+        global_batch_size=16,
+    )
+    assert train(config) == 0
+    assert "at record 192, after 96 records have been read: 96 are left" in (
         caplog.text
     )
 
@@ -330,6 +330,7 @@ def test_a_read_that_fails_twice_in_the_same_way_asks_for_a_person(
 # --- profiles ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_profiled_steps_leave_a_trace(tmp_path):
     """Even if the run ends before the last of them."""
     train(tiny_run.make_synthetic_config(tmp_path, profile_steps="8:99"))
