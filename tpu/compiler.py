@@ -7,10 +7,8 @@ computes nothing here.
 import collections
 import dataclasses
 import importlib.metadata
-import importlib.util
 import math
 import os
-import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +37,11 @@ ENVIRONMENT = {
     # Otherwise every process writes log files to the temporary directory.
     "TPU_LOG_DIR": "disabled",
 }
-_CUDA_VARIABLE, _CUDA_FLAG = "XLA_FLAGS", "--xla_gpu_cuda_data_dir"
+# Beside JAX. Of nvidia-cuda-nvcc, XLA runs ptxas, the assembler.
+_COMPILERS = {
+    "tpu": ["libtpu"],
+    "cuda": ["jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc"],
+}
 _EXTRAS = {
     "tpu": "'albert-tf[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)",
     "cuda": "'albert-tf[cpu,gpu-compile]'  (Linux, 1.5 GB)",
@@ -57,17 +59,18 @@ def check_installed(platform: str) -> dict[str, str]:
         platform: "tpu" or "cuda".
     """
     jax_private.check_installed()
-    packages = ["jax", "jaxlib", "libtpu"]
-    if platform == "cuda":
-        packages = ["jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"]
     found = {}
-    for name in packages:
+    for name in ["jax", "jaxlib", *_COMPILERS[platform]]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "none"
-    same = platform == "tpu" or len(set(found.values())) == 1
-    if "none" in found.values() or not same:
+    of_jaxlib = {
+        version
+        for name, version in found.items()
+        if name == "jaxlib" or name.startswith("jax-cuda")
+    }
+    if "none" in found.values() or len(of_jaxlib) > 1:
         raise UserError(
             "the compiler must be installed, in the version of JAX",
             received=", ".join(f"{n} {v}" for n, v in found.items()),
@@ -76,29 +79,10 @@ def check_installed(platform: str) -> dict[str, str]:
     return found
 
 
-def _find_cuda() -> pathlib.Path:
-    """The directory of NVIDIA's assembler, of the package nvidia-cuda-nvcc."""
-    package = importlib.util.find_spec("nvidia")
-    places = package.submodule_search_locations if package else None
-    for place in places or []:
-        directory = pathlib.Path(place) / "cu13"
-        if (directory / "bin" / "ptxas").exists():
-            return directory
-    raise UserError(
-        "ptxas, NVIDIA's assembler, must be installed",
-        received="no nvidia/cu13/bin/ptxas among Python's packages",
-        remedy=f"pip install {_EXTRAS['cuda']}",
-    )
-
-
 def find_devices(where: Devices) -> list[Any]:
     """Returns the compiler's descriptions of the devices."""
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    xla_flags = os.environ.get(_CUDA_VARIABLE, "")
-    if where.request["platform"] == "cuda" and _CUDA_FLAG not in xla_flags:
-        flag = f"{_CUDA_FLAG}={_find_cuda()}"
-        os.environ[_CUDA_VARIABLE] = f"{xla_flags} {flag}".strip()
     from jax.experimental import topologies
 
     try:

@@ -8,6 +8,7 @@ other processes. Calls return before the devices are done.
 import collections
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import pathlib
@@ -492,6 +493,9 @@ def _explain_memory() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
+        # The compiler for GPUs writes temporary files.
+        if "No space left" in str(error):
+            raise OSError(errno.ENOSPC, first_line(error)[:300]) from None
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise _too_large(first_line(error)[:300]) from None

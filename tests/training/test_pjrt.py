@@ -15,6 +15,7 @@ from albert_tf.cluster import jax_private, pjrt
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
+from albert_tf.io import faults
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs.checkpoints import list_checkpoints, read_values
@@ -251,25 +252,37 @@ def test_too_many_devices_are_refused():
 
 
 @pytest.mark.jax
-def test_program_that_does_not_fit_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "explained"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory "
+            "(10.00M) exceeds available HBM (7.00M).",
+            r"10.00M.*HBM \(7.00M.*Raise --gradient_acc",
+        ),
+        # What XLA says if TMPDIR is full.
+        (
+            "RESOURCE_EXHAUSTED: /tmp/tempfile-vm-4125; No space left on "
+            "device",
+            r"the disk is full: .*/tmp/tempfile.*free some space",
+        ),
+    ],
+)
+def test_exhausted_memory_or_disk_is_explained(said, explained, monkeypatch):
     import jax
 
     strategy = make_strategy(DistributionConfig(runtime="pjrt"))
 
     def fail(*_):
-        raise jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory "
-            "(10.00M) exceeds available HBM (7.00M)."
-        )
+        raise jax.errors.JaxRuntimeError(said)
 
     program = pjrt.Program(strategy, lambda batch: ({}, dict(batch)))
     batch = strategy.join_rows([{"x": np.zeros([8, 2], np.float32)}])
     program(batch)
     monkeypatch.setattr(program, "_program", fail)
-    with pytest.raises(
-        UserError, match=r"10.00M.*HBM \(7.00M.*Raise --gradient_acc"
-    ):
+    with pytest.raises((UserError, OSError)) as raised:
         program(batch)
+    assert re.search(explained, str(faults.explain(raised.value)))
 
 
 @pytest.mark.jax
