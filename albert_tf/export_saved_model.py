@@ -26,11 +26,14 @@ tensorflow-text; `--notext_signatures` exports without it.
 from albert_tf.cluster import versions
 from albert_tf.config import ExportConfig, flags
 from albert_tf.errors import UserError
+from albert_tf.io import shipped
 
 
 def main(config: ExportConfig) -> None:
     """Exports the run that the flags name."""
     config.require("run_dir", "export_dir")
+    run_dir = shipped.in_first_model(config.run_dir, "model")
+    config = config.replace(run_dir=run_dir)
     versions.import_tensorflow()
     if config.format == "litert":
         from albert_tf.serving import litert

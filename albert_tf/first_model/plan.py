@@ -1,55 +1,75 @@
-"""What a first model is made from: a function of settings and size of text."""
+"""What a first model is made from: a function of settings, text and speed."""
 
 import glob
 import math
 import os
 import pathlib
+import re
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from albert_tf.cluster import devices
-from albert_tf.config import FirstModelConfig
+from albert_tf.config import FirstModelConfig, ModelConfig
 from albert_tf.config.model import override_types
 from albert_tf.errors import UserError
 from albert_tf.io import files, shipped
 from albert_tf.records.tokenization import Tokenizer
 
-# Below this size, a vocabulary and a model from random weights learn nothing.
-SMALLEST_TEXT = 200_000
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-HELD_OUT_BYTES = 500_000
+HELD_OUT_CHARACTERS, HELD_OUT_DOCUMENTS = 500_000, 5
 # ISO 639 codes of languages whose script has thousands of characters.
 MANY_CHARACTERS = ("zh", "ja", "yue")
-# From this time on, a model learns its text by heart, unless it has dropout
-# after the first stage: 3 MB in an hour on two cores, not in ten minutes.
-MANY_MINUTES_PER_MB, DROPOUT = 7, 0.1
+CHARACTERS_PER_TOKEN = 3.8  # of English, with 4,000 pieces
+# A model that reads its text more often than this learns it by heart, unless
+# it has dropout after the first stage.
+MANY_PASSES, DROPOUT = 55, 0.1
+
+# FLOP/s of a training, as a multiple of those of NumPy's products (22,000 steps
+# in ten minutes on two cores), and of the peak of an accelerator (a guess).
+OF_NUMPY, OF_PEAK = 1.4, 0.3
+_UNKNOWN_PEAK = 65e12  # of a GPU that `devices` does not know: that of a T4
+_DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
+
+_ADAMW = "--optimizer=adamw --beta_2=0.98 --learning_rate="
+_MUON = "--optimizer=muon --beta_2=0.98 --learning_rate="
 
 
-class Recipe(NamedTuple):
-    """What is trained on a kind of device."""
+class Shape(NamedTuple):
+    """A model, and how it is trained."""
 
+    flop: float  # of a training, from which on this shape is chosen
     architecture: str  # the name of a file of configs/models
-    num_layers: int  # they share their weights
-    lengths: tuple[int, ...]  # tokens of the short and the longer examples
+    model: str  # values that replace those of the file
+    lengths: tuple[int, ...]  # tokens of the examples, stage by stage
     batch_tokens: int  # in a step
-    max_vocab_size: int
-    flags: str  # of the training
+    vocab_size: int  # the largest
+    objective: str  # about sentences, of examples of at least 64 tokens
+    optimizer: str  # flags
 
 
-# Chosen by the measurements in docs/log.md. Those of GPU and TPU follow the
-# paper's architecture, and have not been tried.
-_SMALL = "--optimizer=adamw --beta_2=0.98 --learning_rate=0.001"
-_CONTINUED = "--optimizer=adamw --beta_2=0.98 --learning_rate=0.0005"
-_LARGE = (
-    "--optimizer=muon --beta_2=0.98 --learning_rate=0.0005 "
-    "--precision=mixed_bfloat16"
+# docs/first_model.md says which of them have been measured.
+_WIDER = "hidden_size=384,intermediate_size=1536,num_attention_heads=6"
+# fmt: off
+SHAPES = (
+    Shape(
+        0, "albert_mini", "num_hidden_layers=1",
+        (16, 64), 1024, 4000, "none", f"{_ADAMW}0.001"),
+    Shape(
+        5e14, "albert_mini", "num_hidden_layers=2,inner_group_num=2",
+        (16, 64, 128), 2048, 8000, "sop", f"{_MUON}0.001"),
+    Shape(
+        5e15, "albert_mini", f"num_hidden_layers=3,inner_group_num=4,{_WIDER}",
+        (64, 128, 512), 8192, 8000, "sop", f"{_MUON}0.001"),
+    Shape(
+        8e16, "albert_base_v2", "num_hidden_layers=12",
+        (64, 128, 512), 32_768, 30_000, "sop",
+        f"{_MUON}0.0005 --precision=mixed_bfloat16"),
 )
-RECIPES = {
-    "cpu": Recipe("albert_mini", 1, (16, 64), 1024, 4000, _SMALL),
-    "gpu": Recipe("albert_base_v2", 12, (64, 128), 32_768, 30_000, _LARGE),
-    "tpu": Recipe("albert_base_v2", 12, (64, 128), 131_072, 30_000, _LARGE),
-}
+# fmt: on
+_CONTINUED = f"{_ADAMW}0.0005"
 
 
 class Plan(NamedTuple):
@@ -59,83 +79,95 @@ class Plan(NamedTuple):
     vocabulary_flags: Sequence[str]  # to train it; none if it is a model's
     records_flags: Sequence[str]
     training_flags: Sequence[str]  # of all stages
-    holdout_fraction: float  # of the documents
     lengths: Sequence[int]  # tokens of the examples of each stage
     batch_tokens: int  # in a step
+    objective: str  # about sentences, of examples of at least 64 tokens
     dropout: float  # after the first stage
 
+    def shape_flags(self, length: int) -> list[str]:
+        """Flags of records of a length, and of the training on them."""
+        objective = self.objective if length >= 64 else "none"
+        return [
+            f"--sentence_objective={objective}",
+            f"--max_seq_length={length}",
+            f"--max_predictions_per_seq={math.ceil(0.15 * length)}",
+        ]
 
-def find_patterns(config: FirstModelConfig) -> list[str]:
-    """The globs of the text; a directory stands for all files in it."""
-    return [
+
+def corpus_flags(config: FirstModelConfig) -> list[str]:
+    """Flags of the commands that read text; a directory is all its files."""
+    patterns = [
         os.path.join(glob.escape(path), "**") if os.path.isdir(path) else path
         for path in config.input_file
     ]
-
-
-def measure_text(config: FirstModelConfig) -> int:
-    """The bytes of the text; compressed files count threefold.
-
-    Raises:
-        UserError: If there is no text, or too little.
-    """
-    paths = files.find_all("input_file", find_patterns(config), "*")
-    num_bytes = sum(
-        files.count_bytes(path) * (3 if path.endswith(COMPRESSED) else 1)
-        for path in paths
-    )
-    if num_bytes < SMALLEST_TEXT and not config.init_checkpoint:
-        raise UserError(
-            f"input_file must hold at least {SMALLEST_TEXT:,} bytes of text",
-            received=f"{num_bytes:,} bytes in {len(paths)} files",
-            remedy="Give more text, or continue a trained model: "
-            "--init_checkpoint=albert_mini_en.",
-        )
-    return num_bytes
-
-
-def find_device() -> str:
-    """The kind of device that the training will use, "cpu", "gpu" or "tpu"."""
-    if devices.find_chips():
-        return "tpu"
-    return "gpu" if any(pathlib.Path("/dev").glob("nvidia[0-9]*")) else "cpu"
-
-
-def make_plan(config: FirstModelConfig, num_bytes: int) -> Plan:
-    """Chooses vocabulary, records, architecture and optimizer.
-
-    Args:
-        num_bytes: Of the text; see `measure_text`.
-
-    Raises:
-        UserError: For an initial model that cannot be used.
-    """
-    device = find_device()
-    recipe = RECIPES[device]
-    corpus_flags = [
+    return [
         # Patterns, since names may hold commas, and thousands are too long.
-        f"--input_file={','.join(find_patterns(config))}",
+        f"--input_file={','.join(patterns)}",
         f"--language={config.language}",
         "--sentence_breaker=sentencex",
         *shlex.split(config.text_flags),
     ]
+
+
+def find_device() -> tuple[str, float]:
+    """What a training here uses, and the FLOP/s that it will reach."""
+    if chips := devices.find_chips():
+        chip = devices.chip_of_this_machine() or devices.TPU_CHIPS["v2"]
+        peak = chip.peak_flops * chip.cores * len(chips)
+        return f"{len(chips)} TPU chips", OF_PEAK * peak
+    if gpus := devices.find_gpus():
+        name = "unknown model"
+        for path in _DRIVER.glob("*/information"):
+            found = re.search(r"Model:\s*(.*)", path.read_text())
+            name = found[1] if found else name
+        peak = devices.gpu_peak(name) or _UNKNOWN_PEAK
+        return f"{len(gpus)} GPUs ({name})", OF_PEAK * peak * len(gpus)
+    matrix = np.ones([1024, 1024], np.float32)
+    number, began = 0, time.monotonic()
+    while number < 3 or time.monotonic() - began < 1:
+        matrix @ matrix
+        number += 1
+    rate = 2 * number * 1024**3 / (time.monotonic() - began)
+    return f"{len(os.sched_getaffinity(0))} CPU cores", OF_NUMPY * rate
+
+
+def make_plan(
+    config: FirstModelConfig,
+    text: Mapping[str, Any],
+    device: tuple[str, float],
+) -> Plan:
+    """Chooses vocabulary, records, architecture and optimizer.
+
+    Args:
+        text: What `data_prep.inspect_text` prints.
+        device: From `find_device`.
+
+    Raises:
+        UserError: For an initial model that cannot be used.
+    """
+    # Two thirds of the time are for the training.
+    flop = device[1] * 40 * config.minutes
+    shape = [shape for shape in SHAPES if shape.flop <= flop][-1]
+    from_text = corpus_flags(config)
     vocabulary_flags: list[str] = []
+    lengths, objective = shape.lengths, shape.objective
     if config.init_checkpoint:
         initial = shipped.find(config.init_checkpoint, shipped.MODEL)
         model, objective, lower_case = _read_initial(initial)
-        architecture, optimizer = "albert_mini", _CONTINUED
-        lengths = recipe.lengths[1:]
         vocabulary = about_vocabulary = f"{initial}/spiece.model"
         keeps_accents = Tokenizer(vocabulary).keep_accents
+        architecture, optimizer = "albert_mini", _CONTINUED
+        longest = model["max_position_embeddings"]
+        lengths = tuple(n for n in lengths[1:] if n <= longest)
+        values = ",".join(f"{name}={value}" for name, value in model.items())
     else:
         # From 3 to 300 MB, ten times as many pieces.
-        suited = 4000 * math.sqrt(num_bytes / 3e6)
-        size = int(min(recipe.max_vocab_size, max(1000, suited // 500 * 500)))
-        objective, lower_case = "none", config.do_lower_case
-        keeps_accents = True
+        suited = 4000 * math.sqrt(text["characters"] / 3e6)
+        size = int(min(shape.vocab_size, max(1000, suited // 500 * 500)))
         vocabulary = f"{config.output_dir}/vocabulary/spm.model"
+        lower_case, keeps_accents = config.do_lower_case, True
         vocabulary_flags = [
-            *corpus_flags,
+            *from_text,
             f"--do_lower_case={lower_case}",
             "--keep_accents",
             f"--model_prefix={vocabulary.removesuffix('.model')}",
@@ -146,39 +178,48 @@ def make_plan(config: FirstModelConfig, num_bytes: int) -> Plan:
             vocabulary_flags.append("--byte_fallback")
         vocabulary_flags.append(f"--vocab_size={size}")
         about_vocabulary = f"{size:,} pieces, trained on the text"
-        architecture, optimizer = recipe.architecture, recipe.flags
-        lengths = recipe.lengths
-        model = {"num_hidden_layers": recipe.num_layers, "vocab_size": size}
+        architecture, optimizer = shape.architecture, shape.optimizer
+        values = f"{shape.model},vocab_size={size}"
+    holdout = max(
+        min(0.05, HELD_OUT_CHARACTERS / text["characters"]),
+        min(0.5, HELD_OUT_DOCUMENTS / text["documents"]),
+    )
     records_flags = [
-        *corpus_flags,
+        *from_text,
         f"--do_lower_case={lower_case}",
         f"--spm_model_file={vocabulary}",
-        f"--sentence_objective={objective}",
         "--ngram=1",
         "--short_seq_prob=0",
         "--masking=dynamic",
         "--dupe_factor=1",
         "--num_shards=4",
+        f"--holdout_fraction={holdout:.3g}",
     ]
     training_flags = [
         f"--albert_config_file={architecture}",
-        f"--model={','.join(f'{n}={v}' for n, v in model.items())}",
-        f"--sentence_objective={objective}",
+        f"--model={values}",
         *optimizer.split(),
         "--ngram=1",
         "--steps_per_loop=20",
     ]
-    is_long = config.minutes > MANY_MINUTES_PER_MB * num_bytes / 1e6
-    dropout = DROPOUT if is_long else 0.0
-    case = "read as small letters" if lower_case else "kept"
+    tokens = flop / _flop_per_token(architecture, values)
+    passes = tokens / (text["characters"] / CHARACTERS_PER_TOKEN)
+    dropout = DROPOUT if passes > MANY_PASSES else 0.0
+    accents = "kept" if keeps_accents else "dropped, as by the vocabulary"
+    if text["lost_accents"] and not keeps_accents:
+        accents += f" ({text['lost_accents']})"
+    capitals = "read as small letters" if lower_case else "kept"
+    joined = text["joined_lines"]
+    wrapped = f"; {joined:,} ends of wrapped lines are spaces" if joined else ""
     facts = [
-        f"text: {num_bytes:,} bytes; capitals are {case}; accents are "
-        f"{'kept' if keeps_accents else 'dropped, as by the vocabulary'}",
+        f"text: {text['characters']:,} characters in {text['documents']:,} "
+        f"documents; capitals are {capitals}; accents are {accents}{wrapped}",
         f"vocabulary: {about_vocabulary}",
         f"examples of {', then '.join(map(str, lengths))} tokens; "
-        f"{recipe.batch_tokens:,} tokens a step; sentence objective "
+        f"{shape.batch_tokens:,} tokens a step; sentence objective "
         f"{objective}; dropout {dropout:g}",
-        f"device: {device}",
+        f"device: {device[0]}, about {device[1]:.1e} FLOP/s, for "
+        f"{config.minutes:g} minutes",
         f"training: {' '.join(training_flags)}",
     ]
     return Plan(
@@ -186,11 +227,20 @@ def make_plan(config: FirstModelConfig, num_bytes: int) -> Plan:
         vocabulary_flags,
         records_flags,
         training_flags,
-        min(0.05, HELD_OUT_BYTES / num_bytes),
         lengths,
-        recipe.batch_tokens,
+        shape.batch_tokens,
+        objective,
         dropout,
     )
+
+
+def _flop_per_token(architecture: str, values: str) -> float:
+    """Of a training step: products with the kernels of the layers."""
+    model = ModelConfig.from_json_file(architecture).with_overrides([values])
+    attention = 4 * model.hidden_size**2
+    feed_forward = 2 * model.hidden_size * model.intermediate_size
+    layers = model.num_hidden_layers * model.inner_group_num
+    return 6.0 * layers * (attention + feed_forward)
 
 
 def _read_initial(path: str) -> tuple[dict[str, Any], str, bool]:

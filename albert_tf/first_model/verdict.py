@@ -2,6 +2,7 @@
 
 import base64
 import html
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,10 @@ FEW_STEPS = 3000
 # and above which twice the time is worth it.
 BY_HEART, FALLING = 0.5, 0.1
 
+_BEFORE = (
+    "<tr><td>the initial model</td><td>{masked_lm_loss:.3f}</td>"
+    "<td>{masked_lm_accuracy:.1%}</td></tr>"
+)
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
@@ -75,8 +80,8 @@ def judge(
         advice = "More minutes would gain little: give more text."
     if text == WORSE:
         advice += " Or continue a trained model, which for English is best: "
-        advice += "--init_checkpoint=albert_mini_en."
-    return Verdict(text, f"{advice} A new try needs another --output_dir.")
+        advice += "--init_checkpoint=albert_mini_en, with another --output_dir."
+    return Verdict(text, advice)
 
 
 def gain_of_doubling(losses: Sequence[float]) -> float:
@@ -117,9 +122,13 @@ def write_page(
         commands: The command line of each stage.
     """
     curves = pathlib.Path(f"{directory}/curves.png").read_bytes()
+    before = summary["before"]
     items = [f"<li>{html.escape(fact)}</li>" for fact in facts]
     page = _TEMPLATE.read_text().format(
         **summary,
+        directory=html.escape(directory),
+        before_row=_BEFORE.format(**before) if before else "",
+        more_minutes=2 * math.ceil(summary["minutes"]),
         facts="".join(items),
         filled=html.escape(filled),
         words=html.escape("\n".join(words)),

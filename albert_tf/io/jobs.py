@@ -91,7 +91,9 @@ def _run_once(
                 num_forwarded += 1
             elif not was_over and is_over():
                 was_over = True
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(
+                    signal.SIGTERM if has_progress() else signal.SIGKILL
+                )
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -102,24 +104,29 @@ def _run_once(
     if requests:
         logging.warning("interrupted; the same command continues")
         raise SystemExit(128 + requests[0])
-    return 0 if was_over and status in (143, -15) else status
+    return 0 if was_over and status in (143, -15, -9) else status
+
+
+def environment() -> dict[str, str]:
+    """Environment in which Python imports these packages, from anywhere."""
+    paths = [_PACKAGES, os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
 
 
 def _start(
     command: Sequence[str], log: str, output: str
 ) -> subprocess.Popen[bytes]:
-    paths = [_PACKAGES, os.environ.get("PYTHONPATH", "")]
     with open(log, "ab") as log_file, open(output, "wb") as output_file:
         return subprocess.Popen(
             command,
             stdout=output_file,
             stderr=log_file,
             stdin=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "PYTHONSAFEPATH": "1",
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            },
+            env=environment(),
             # Ctrl-C reaches only this process, which asks the command to stop.
             start_new_session=True,
             preexec_fn=_end_with_parent,

@@ -6,6 +6,7 @@ base_v2_125k, from any working directory. A clone has them in its directories
 read here, because they may name each other.
 """
 
+import json
 import os
 import pathlib
 from collections.abc import Iterable
@@ -45,7 +46,7 @@ def find(path: str, places: tuple[str, ...], directory: str = "") -> str:
     exists = os.path.exists if places == MODEL else os.path.isfile
     for own in (os.path.join(directory, path), path):
         if "://" in path or exists(own):
-            return own
+            return in_first_model(own, "model") if places == MODEL else own
     if "/" in path.rstrip("/"):
         places = ("{}",) if path.startswith(("configs/", "models/")) else ()
     for place in places if path.strip("./") else ():
@@ -53,6 +54,16 @@ def find(path: str, places: tuple[str, ...], directory: str = "") -> str:
             if exists(found):
                 return str(found)
     return path
+
+
+def in_first_model(path: str, part: str) -> str:
+    """The "model" or "saved_model" of a first model; else the path itself."""
+    summary = pathlib.Path(path, "summary.json")
+    if not (
+        summary.exists() and pathlib.Path(path, "first_model.json").exists()
+    ):
+        return path
+    return os.path.join(path, json.loads(summary.read_text())[part])
 
 
 def expand(

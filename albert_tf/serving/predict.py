@@ -11,6 +11,7 @@ from absl import logging
 
 from albert_tf.config import TaskConfig, TextsConfig
 from albert_tf.errors import UserError
+from albert_tf.io import shipped
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.questions import Question, WindowMaker, find_answers
@@ -59,6 +60,7 @@ class ExportedModel:
 
         from albert_tf.serving.text_tokenizer import import_text_ops
 
+        saved_model_dir = shipped.in_first_model(saved_model_dir, "saved_model")
         self.assets_dir = posixpath.join(saved_model_dir, ASSETS_DIR)
         serving_file = posixpath.join(self.assets_dir, SERVING_FILE)
         if not exists(serving_file):

@@ -8,16 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
 
+import albert_tf
 from albert_tf.config import FirstModelConfig, ModelConfig
 from albert_tf.errors import UserError
 from albert_tf.first_model import __main__ as first_model
-from albert_tf.first_model import plan as plan_module
-from albert_tf.first_model.plan import make_plan, measure_text
+from albert_tf.first_model.plan import SHAPES, corpus_flags, make_plan
+from albert_tf.first_model.stages import ENDLESS
 from albert_tf.first_model.verdict import BEST, BETTER, WORSE, judge
+from albert_tf.io import files
 from albert_tf.io.shipped import MODEL, find
 from tests.helpers.tiny_run import CORPUS
 
@@ -36,33 +39,52 @@ def corpus(tmp_path):
     return folder
 
 
-def test_the_plan_follows_from_the_text(corpus, tmp_path):
-    (corpus / "deeper").mkdir()
-    with gzip.open(corpus / "deeper/a, b.txt.gz", "wb") as file:
-        file.write(os.urandom(100_000))
-    config = FirstModelConfig((str(corpus),), output_dir="out")
-    num_bytes = measure_text(config)
-    assert 690_000 < num_bytes < 710_000  # a compressed file counts threefold
-    plan = make_plan(config, num_bytes)
-    assert f"--input_file={corpus}/**" in plan.vocabulary_flags
+TEXT = {
+    "characters": 3_000_000,
+    "documents": 2000,
+    "joined_lines": 0,
+    "lost_accents": "",
+}
+TWO_CORES = ("2 CPU cores", 2.7e11)
+
+
+def plan_of(minutes=10.0, device=TWO_CORES, text=TEXT, **settings):
+    config = FirstModelConfig(
+        ("a.txt",), output_dir="out", minutes=minutes, **settings
+    )
+    return make_plan(config, text, device)
+
+
+def test_the_vocabulary_follows_from_the_text(tmp_path):
+    plan = plan_of(text={**TEXT, "characters": 700_000, "documents": 4})
     assert plan.vocabulary_flags[-1] == "--vocab_size=1500"
     assert "--keep_accents" in plan.vocabulary_flags
     assert "accents are kept" in plan.facts[0]
-    large = make_plan(config, 300_000_000)
+    # Of few documents, some are held out.
+    assert plan.records_flags[-1] == "--holdout_fraction=0.5"
+    large = plan_of(text={**TEXT, "characters": 300_000_000})
     assert large.vocabulary_flags[-1] == "--vocab_size=4000"
-    chinese = make_plan(config.replace(language="zh"), num_bytes)
+    chinese = plan_of(language="zh")
     assert "--vocab_size=8000" in chinese.vocabulary_flags
     assert "--byte_fallback" in chinese.vocabulary_flags
+    folder = FirstModelConfig((str(tmp_path),))
+    assert f"--input_file={tmp_path}/**" in corpus_flags(folder)
 
 
-def test_a_gpu_gets_a_larger_model(monkeypatch):
-    config = FirstModelConfig(("a.txt",), output_dir="out")
-    plans = []
-    for device in ("cpu", "gpu", "tpu"):
-        monkeypatch.setattr(plan_module, "find_device", lambda d=device: d)
-        plans.append(make_plan(config, 1_000_000))
-    assert [p.batch_tokens for p in plans] == [1024, 32_768, 131_072]
-    assert "albert_base_v2" in plans[1].training_flags[0]
+def test_a_faster_machine_and_more_time_give_the_same_larger_model():
+    """Ten minutes and an hour on two cores, a night on them, and a GPU."""
+    lengths = [plan_of(minutes).lengths for minutes in (10, 60, 480)]
+    assert lengths == [(16, 64), (16, 64, 128), (64, 128, 512)]
+    six_times = plan_of(10, ("12 CPU cores", 6 * TWO_CORES[1]))
+    assert six_times.training_flags == plan_of(60).training_flags
+    assert six_times.objective == "sop"
+    assert "--sentence_objective=none" in six_times.shape_flags(16)
+    gpu = plan_of(10, ("1 GPU", 3e14), {**TEXT, "characters": 1_000_000_000})
+    assert "--albert_config_file=albert_base_v2" in gpu.training_flags
+    for shape in SHAPES:
+        ModelConfig.from_json_file(shape.architecture).with_overrides(
+            [shape.model]
+        )
 
 
 def test_the_model_of_a_run_can_be_continued(tmp_path):
@@ -72,18 +94,17 @@ def test_the_model_of_a_run_can_be_continued(tmp_path):
     model = ModelConfig(vocab_size=8000, num_hidden_layers=3)
     settings = {"model": model.to_dict(), "training": {}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    config = FirstModelConfig(("a.txt",), init_checkpoint=str(tmp_path))
-    plan = make_plan(config, 1_000_000)
+    text = {**TEXT, "lost_accents": "'f\xfcr' becomes 'fur'"}
+    plan = plan_of(init_checkpoint=str(tmp_path), text=text)
     values = plan.training_flags[1].removeprefix("--model=")
     assert ModelConfig().with_overrides([values]) == model
-    assert "accents are dropped" in plan.facts[0]
+    assert "accents are dropped, as by the vocabulary ('f" in plan.facts[0]
 
 
 def test_text_that_is_read_often_gets_dropout():
-    # 3 MB, ten minutes and an hour on two cores.
-    config = FirstModelConfig(("a.txt",), output_dir="out", minutes=10)
-    assert make_plan(config, 3_000_000).dropout == 0
-    assert make_plan(config.replace(minutes=60), 3_000_000).dropout == 0.1
+    # 3 MB, ten minutes and half an hour on two cores.
+    assert plan_of(10).dropout == 0
+    assert plan_of(30).dropout == 0.1
 
 
 def log_of(losses, step):
@@ -114,10 +135,12 @@ def test_a_model_is_compared_with_simpler_ones(case):
     assert advice in verdict.advice
 
 
-# By name: the setting and its value, and words of the refusal.
+# By name: the setting and its value, and words of the refusal, by the reader of
+# the text or by first_model.
 REFUSALS = {
     "no such file": ("input_file", ("none/*.txt",), "input_file must match"),
-    "too little text": ("input_file", ("small.txt",), "200,000 bytes of text"),
+    "a PDF": ("input_file", ("a.pdf",), "e.g. with pdftotext"),
+    "too little text": ("input_file", ("small.txt",), "200,000 characters"),
     "its own output": ("input_file", ("**/*.txt",), "must not be in a folder"),
     "no time": ("minutes", 0.1, "minutes must be at least 1"),
     "no model": ("init_checkpoint", "none", "init_checkpoint must be a run"),
@@ -125,72 +148,115 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_cannot_become_a_model_is_refused(case, corpus, monkeypatch):
+def test_a_dry_run_refuses_what_cannot_become_a_model(
+    case, corpus, monkeypatch, capfd
+):
     monkeypatch.chdir(corpus)
     (corpus / "small.txt").write_text(f"{WORDS}\n" * 20)
+    (corpus / "a.pdf").write_bytes(b"%PDF-1.4 " * 100_000)
     name, value, message = REFUSALS[case]
     settings = {"input_file": ("a.txt", "b.txt"), name: value}
-    with pytest.raises(UserError, match=message):
-        first_model.main(FirstModelConfig(output_dir="out", **settings))
+    with pytest.raises((UserError, SystemExit)) as error:
+        first_model.main(
+            FirstModelConfig(output_dir="out", dry_run=True, **settings)
+        )
+    assert message in f"{error.value} {capfd.readouterr().err}"
     assert not os.path.exists("out")
 
 
-# By name: what each command does, and words of the error.
+def test_a_gpu_that_tensorflow_cannot_use_is_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UserError, match="TensorFlow must be able to use the"):
+        first_model.check_accelerator()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    first_model.check_accelerator()
+
+
+def in_stages(folder, code):
+    """Makes the process of the stages run code, and no other Python."""
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'albert_tf.first_model.stages' in sys.orig_argv:\n"
+        + textwrap.indent(code, "    ")
+    )
+    return f"{folder}{os.pathsep}{os.getcwd()}"
+
+
+# By name: what the stages do, the time used before, and words of the error.
 FAILURES = {
     # With its last line, as a library writes it before it calls abort().
-    "aborts": ("os.write(2, b'bad table')\nos.abort()", "SIGABRT: bad table"),
-    "holds out nothing": (
-        "import sys\n"
-        "os.write(2, b'holdout_fraction ' + sys.orig_argv[-1].encode())\n"
-        "os._exit(1)",
-        r"holdout_fraction=0\.[3-6]",
+    "aborts": (
+        "os.write(2, b'bad table')\nos.abort()",
+        0,
+        "SIGABRT: bad table",
     ),
+    "is late": ("time.sleep(100)", 1000, "minutes must be enough for some"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_the_failure_of_a_command_is_explained(
+def test_the_failure_of_the_stages_is_explained(
     case, corpus, tmp_path, monkeypatch
 ):
-    code, message = FAILURES[case]
-    (tmp_path / "sitecustomize.py").write_text(f"import os\n{code}")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    config = FirstModelConfig(
-        input_file=(str(corpus),),
-        output_dir=str(tmp_path / "out"),
-        init_checkpoint="albert_mini_en",  # the first command builds records
-    )
-    other = tmp_path / "out/records/a file of the user"
+    code, seconds, message = FAILURES[case]
+    monkeypatch.setenv("PYTHONPATH", in_stages(tmp_path, code))
+    out = tmp_path / "out"
+    config = FirstModelConfig((str(corpus),), output_dir=str(out))
+    other = out / "records/a file of the user"
     other.parent.mkdir(parents=True)
     other.touch()
+    # Until the training begins, the directory takes other settings.
+    state = first_model.read_state(config.replace(minutes=2))
+    files.write_json(str(out / "first_model.json"), state)
+    state = first_model.read_state(config)
+    assert state["overwrite"]
+    files.write_json(
+        str(out / "first_model.json"), {**state, "seconds": seconds}
+    )
     with pytest.raises(UserError, match=message):
         first_model.main(config)
-    # Until the training begins, the directory takes other settings.
-    with pytest.raises(UserError, match=message):
-        first_model.main(config.replace(minutes=2))
-    state = json.loads((tmp_path / "out/first_model.json").read_text())
-    assert "--overwrite=True" in state["stages"]["records_64"]["command"]
     assert other.exists()
+
+
+def test_a_complete_model_gets_more_time(tmp_path):
+    out = tmp_path / "out"
+    (out / "runs").mkdir(parents=True)
+    config = FirstModelConfig((str(tmp_path),), output_dir=str(out))
+    state = {
+        "settings": config.result_settings(),
+        "text": TEXT,
+        "device": TWO_CORES,
+        "plan": plan_of()._asdict(),
+        "round": 0,
+        "is_complete": True,
+        "seconds": 590.0,
+    }
+    files.write_json(str(out / "first_model.json"), state)
+    assert first_model.read_state(config)["is_complete"]
+    longer = first_model.read_state(config.replace(minutes=30))
+    assert longer["start"] == f"{out}/runs/64_tokens"
+    assert longer["round"] == 1
+    assert not longer["is_complete"]
+    # It keeps its vocabulary and architecture.
+    assert longer["plan"]["dropout"] == 0.1
+    assert longer["plan"]["lengths"] == [16, 64]
+    for changes in ({"minutes": 5}, {"minutes": 30, "language": "de"}):
+        with pytest.raises(UserError, match="of other settings"):
+            first_model.read_state(config.replace(**changes))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_a_command_stops_when_first_model_is_killed(
     corpus, tmp_path, monkeypatch
 ):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys, time\n"
-        "if 'data_prep.train_tokenizer' in sys.orig_argv:\n"
-        "    print(os.getpid(), flush=True)\n"
-        "    time.sleep(100)"
-    )
-    path = f"{tmp_path}{os.pathsep}{os.getcwd()}"
-    monkeypatch.setenv("PYTHONPATH", path)
+    code = "print(os.getpid(), flush=True)\ntime.sleep(100)"
+    monkeypatch.setenv("PYTHONPATH", in_stages(tmp_path, code))
     out = tmp_path / "out"
     command = [sys.executable, "-m", "albert_tf.first_model"]
     process = subprocess.Popen(
         [*command, f"--input_file={corpus}", f"--output_dir={out}"]
     )
-    printed = out / "logs/vocabulary.out"
+    printed = out / "results.txt"
     while not (printed.exists() and printed.read_text().endswith("\n")):
         assert process.poll() is None
         time.sleep(0.1)
@@ -251,9 +317,21 @@ def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     # Each stage can be repeated: its number of steps was found by its time.
     of_stages = re.findall(r"--num_train_steps=(\d+)", page)
     assert len(of_stages) == 3
-    assert step <= int(of_stages[0]) < first_model.ENDLESS
+    assert step <= int(of_stages[0]) < ENDLESS
     assert os.path.exists(out / "saved_model/saved_model.pb")
 
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.stdout == result.stdout
     assert (out / "index.html").read_text() == page
+
+    # Its directory stands for the model, which can get more time.
+    model, tokenizer = albert_tf.load(out)
+    assert len(albert_tf.fill_mask(model, tokenizer, "a [MASK] town")) == 1
+    assert "--minutes=" in page
+    longer = subprocess.run(
+        [*command, "--minutes=3"], capture_output=True, text=True
+    )
+    assert "decay_1" in longer.stdout, longer.stderr
+    assert (out / "saved_model_1/saved_model.pb").exists()
+    after = json.loads((out / "summary.json").read_text())
+    assert after["before"]["masked_lm_loss"] > after["masked_lm_loss"]
