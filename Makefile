@@ -140,11 +140,8 @@ extras-test: $(VENV)/installed-extras
 other-tests: $(VENV)/installed-extras
 	$(call TEST_EXTRAS,slow or $(EXTRAS))
 
-BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
-    tests/finetuning/test_tpu_bridge.py
-
 bridge-test: $(VENV)/installed
-	$(PYTEST) $(BRIDGE_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) tests/training/test_tpu_bridge.py $(PYTEST_ARGS)
 
 TPU_BIN := .venv-tpu/bin
 
@@ -163,8 +160,8 @@ TPU_BIN := .venv-tpu/bin
 
 # Without a TPU, libtpu would query a metadata server for minutes.
 tpu-wheel-test: .venv-tpu/installed
-	TPU_SKIP_MDS_QUERY=1 $(TPU_BIN)/python -m pytest -q $(BRIDGE_TESTS) \
-	    $(PYTEST_ARGS)
+	TPU_SKIP_MDS_QUERY=1 $(TPU_BIN)/python -m pytest -q \
+	    tests/training/test_tpu_bridge.py $(PYTEST_ARGS)
 
 test-all: test other-tests
 

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.interop.weight_names import list_weights
-from tests.helpers.random_task import LENGTH, make_task
 from tests.helpers.step_program import make_dataset
 from tests.helpers.tiny_albert import HEADS
+from tests.helpers.tiny_task import LENGTH, make_random_task
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -134,7 +134,7 @@ def run_pytorch(model, head, batch):
 @pytest.mark.parametrize("kind", CLASSES)
 def test_logits_and_fifty_steps_are_those_of_hugging_face(kind, tmp_path):
     changes = TWO_REPLICAS if kind == "multiple_choice" else {}
-    task = make_task(HEADS[kind], tmp_path, **changes)
+    task = make_random_task(HEADS[kind], tmp_path, **changes)
     trained = paired_training.train(*task, ("loss",))
 
     theirs, outputs = train_in_pytorch(task, trained.initial)

@@ -18,9 +18,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from albert_tf.cluster.host import Host
 from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.cluster.versions import installed_tensorflows
 from albert_tf.training import schedules, train_step
+from albert_tf.training.evaluate import Evaluator
 
 BRIDGE = "tf-replicated-clustering-bridge-v2"
 # Only the wheel tensorflow-tpu has the kernels for TPUs; see `make
@@ -127,7 +129,7 @@ def lower(function, variables=()):
     )
 
 
-def lower_training(strategy, config, objective, batches):
+def lower_training(strategy, config, objective, features):
     """The step of a run, as the program of a core, and its state."""
     with strategy.scope():
         state = train_step.make_state(config, objective)
@@ -137,7 +139,7 @@ def lower_training(strategy, config, objective, batches):
         for name in train_step.metric_names(config, objective)
     }
     function = train_steps.get_concrete_function(
-        batches,
+        _batches_of_zeros(strategy, config, features),
         totals,
         tf.TensorSpec([], tf.int32),
         schedules.dropout_rates(0, config),
@@ -145,7 +147,18 @@ def lower_training(strategy, config, objective, batches):
     return lower(function, list(state.variables().values())), state
 
 
-def batches_of_zeros(strategy, config, features):
+def lower_evaluation(strategy, config, objective, model, features):
+    """The evaluation of a batch, as the program of a core."""
+    evaluator = Evaluator(
+        Host(strategy), model, objective, objective.find_held_out(), config
+    )
+    function = evaluator._evaluate_batch.get_concrete_function(
+        next(_batches_of_zeros(strategy, config, features))
+    )
+    return lower(function, model.variables)
+
+
+def _batches_of_zeros(strategy, config, features):
     """A distributed iterator over batches as the trainer reads them."""
     size = config.data.global_batch_size // strategy.num_replicas_in_sync
     batch = {
