@@ -11,13 +11,10 @@ Reference:
     Algorithm 2. google-research/albert changes both: it does not correct the
     bias of the moments, neither decays nor adapts LayerNorm and biases, and
     decays the learning rate linearly from step 0.
-    Muon: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/) and
-    [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
 """
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +27,6 @@ from albert_tf.interop.weight_names import Weight, list_weights
 
 Values = dict[str, np.ndarray]
 
-# The matrices that Muon updates, by transformers' names.
-BLOCK_KERNEL = re.compile(
-    r"albert_layers.*(query|key|value|dense|ffn|ffn_output)\.weight$"
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -43,7 +35,7 @@ class Recipe:
     The defaults are those of google-research/albert.
 
     Attributes:
-        optimizer: "lamb", "adamw", or "muon", with AdamW for the rest.
+        optimizer: "lamb" or "adamw".
         learning_rate: The peak.
         clip_norm: Maximum global norm of the gradients.
     """
@@ -202,15 +194,6 @@ def update(
     for name, parameter in parameters.items():
         gradient = parameter.grad * scale
         m, v = moments[name]
-        if recipe.optimizer == "muon" and BLOCK_KERNEL.search(name):
-            # Liu et al., 2025, Algorithm 1. A linear layer of PyTorch has the
-            # transposed kernel, whose factor is the transposed factor.
-            m.copy_(0.95 * m + gradient)
-            update = _newton_schulz(0.95 * m + gradient)
-            update = update * 0.2 * math.sqrt(max(parameter.shape))
-            update = update + recipe.weight_decay_rate * parameter
-            parameter.sub_(rate * update)
-            continue
         m.copy_(recipe.beta_1 * m + (1 - recipe.beta_1) * gradient)
         v.copy_(recipe.beta_2 * v + (1 - recipe.beta_2) * gradient.square())
         update = m / (v.sqrt() + recipe.epsilon)
@@ -220,16 +203,6 @@ def update(
             if recipe.optimizer == "lamb":
                 update = update * _trust_ratio(parameter, update)
         parameter.sub_(rate * update)
-
-
-def _newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
-    """Jordan et al., 2024, in float64."""
-    x = matrix.double() / matrix.double().norm()
-    for _ in range(5):
-        a = x @ x.T
-        b = -4.7750 * a + 2.0315 * a @ a
-        x = 3.4445 * x + b @ x
-    return x.float()
 
 
 def _trust_ratio(weights: torch.Tensor, update: torch.Tensor) -> float:

@@ -71,7 +71,7 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
     """A second program stands for a second process: its operations have other
     names, by which TensorFlow orders the terms of sums."""
     config = tiny_run.make_config(
-        tiny_records, UNUSED, num_hidden_layers=1, optimizer="adamw", **MIRRORED
+        tiny_records, UNUSED, optimizer="adamw", **MIRRORED
     )
     for _ in range(2):
         program = StepProgram(config)
@@ -107,7 +107,6 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
     plain = tiny_run.make_config(
         tiny_records,
         UNUSED,
-        num_hidden_layers=1,
         optimizer="adamw",
         learning_rate=0.001,
     )
@@ -139,6 +138,7 @@ def test_dropout_of_rate_0_adds_no_random_operation(tiny_records):
     assert without.count("BitwiseXor") == 0
 
 
+@pytest.mark.slow
 def test_each_seed_step_replica_and_micro_batch_has_other_masks(
     monkeypatch, tmp_path
 ):
@@ -158,7 +158,6 @@ def test_each_seed_step_replica_and_micro_batch_has_other_masks(
             gradient_accumulation_steps=2,
             optimizer="adamw",
             seed=seed,
-            num_hidden_layers=1,
             **MIRRORED,
         )
         StepProgram(config).run(2, DropoutRates(0.1, 0.1))
