@@ -58,8 +58,6 @@ _ID_LENGTH = 16
 # Seed of the order of training records. Official files may be sorted.
 _ORDER_SEED = 0
 
-_BATCH = 1000  # texts to tokenize in one call
-
 # The values of a record by feature, int64 or float32, each `(length,)`.
 Record = Mapping[str, np.ndarray]
 

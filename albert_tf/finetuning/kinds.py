@@ -50,6 +50,7 @@ from albert_tf.records.questions import (
     Question,
     WindowMaker,
     find_answers,
+    find_fault,
 )
 from albert_tf.records.tokenization import (
     ModelInputs,
@@ -59,7 +60,7 @@ from albert_tf.records.tokenization import (
     truncate,
     warn_of_cut,
 )
-from albert_tf.training.objective import Scalars, correctness, weighted_sums
+from albert_tf.training.objective import Scalars, correctness
 
 _BATCH = 1000  # texts to tokenize in one call
 
@@ -164,20 +165,6 @@ class ExampleRow(NamedTuple):
         return " ".join(self.raw_id.split())
 
 
-class Made(NamedTuple):
-    """What a row made.
-
-    Attributes:
-        example: None if no prediction is possible.
-        problem: Why training leaves it out; "" if it does not.
-        where: How `ExampleSet.bad` names it.
-    """
-
-    example: Example | None
-    problem: str
-    where: str
-
-
 @dataclasses.dataclass
 class ExampleSet:
     """The examples of a split.
@@ -205,10 +192,6 @@ class ExampleSet:
     @property
     def has_labels(self) -> bool:
         return not self.split.startswith(TEST)
-
-    def labels(self) -> list[Any]:
-        """The labels as `Kind.compare` takes them, with names for indices."""
-        return [self.task.named(example.label) for example in self.examples]
 
     def describe(self) -> list[str]:
         """Describes the examples in lines for the log."""
@@ -279,6 +262,7 @@ class Kind:
         columns: The settings that name the columns of your own files.
         needs: The settings that a task of your own must have.
         packages: Optional packages that the scores need.
+        label_form: What a label must be.
         metric_names: The metrics of a batch.
         file_ending: Of the file of predictions.
         file_header: The lines before the predictions.
@@ -293,6 +277,7 @@ class Kind:
     }
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    label_form: str
     metric_names: tuple[str, ...] = ("loss", "accuracy")
     file_ending = "tsv"
     file_header: tuple[str, ...] = ("index\tprediction",)
@@ -308,14 +293,11 @@ class Kind:
     ) -> None:
         """Gives `examples.task` the labels of its rows, if it has none yet."""
 
-    def has_no_label(self, examples: ExampleSet, row: ExampleRow) -> bool:
-        """Whether the label of a row is missing."""
+    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
+        """Why a row has no usable label; "" if it has one."""
         name = _text(row.label).strip()
-        return name == "-1" or _is_no_label(name, examples.task.labels)
-
-    def label_form(self, task: Task) -> str:
-        """What a label must be."""
-        raise NotImplementedError
+        is_none = name == "-1" or _is_no_label(name, examples.task.labels)
+        return "no label" if is_none else ""
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> Any:
         """The label of a row, as an example has it.
@@ -327,9 +309,18 @@ class Kind:
 
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
-    ) -> Made:
+    ) -> Example:
         """The example of a row."""
         raise NotImplementedError
+
+    def texts(self, example: Any) -> tuple[str, ...]:
+        """The texts of an example that must not be empty."""
+        raise NotImplementedError
+
+    def find_problem(self, examples: ExampleSet, example: Any) -> str:
+        """Why training leaves an example out; "" if it does not."""
+        are_full = all(map(str.strip, self.texts(example)))
+        return "" if are_full else "a text is empty"
 
     def add_example(self, examples: ExampleSet, row: ExampleRow) -> None:
         """Adds the example of a row, unless it is unusable.
@@ -339,26 +330,25 @@ class Kind:
         """
         label = None
         if examples.has_labels:
-            if self.has_no_label(examples, row):
-                examples.bad.append((row.where, "no label"))
+            if fault := self.label_fault(examples, row):
+                examples.bad.append((row.where, fault))
                 return
             try:
                 label = self.parse_label(examples, row)
             except (ValueError, TypeError, KeyError) as error:
-                form = self.label_form(examples.task)
                 raise UserError(
-                    f"{row.columns.label} of {examples.source} must be {form}",
+                    f"{row.columns.label} of {examples.source} must be "
+                    f"{self.label_form}",
                     received=f"{row.label!r} in {row.where}: {error}",
                     remedy="Check the file and the flags that name its "
                     "columns.",
                 ) from None
-        made = self.make_example(examples, row, label)
-        if made.problem:
-            examples.bad.append((made.where, made.problem))
+        example = self.make_example(examples, row, label)
+        if problem := self.find_problem(examples, example):
+            examples.bad.append((row.where, problem))
             if examples.is_training:
                 return
-        if made.example is not None:
-            examples.examples.append(made.example)
+        examples.examples.append(example)
 
     def check(self, examples: ExampleSet) -> None:
         """Checks the examples of a file together."""
@@ -367,13 +357,7 @@ class Kind:
 
     def features(self, task: Task | Head) -> Features:
         """The features of a record."""
-        return (
-            *self._sequences(),
-            # Index of the class or choice; 0 without a label, as in test files.
-            TaskFeature("label", "int64"),
-        )
-
-    def _sequences(self, number: int = 1) -> Features:
+        number = max(task.num_choices, 1)
         return (
             # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
             TaskFeature("input_ids", "int64", number),
@@ -383,7 +367,16 @@ class Kind:
             TaskFeature("segment_ids", "int64", number),
             # 1.0; 0.0 for a record that only fills a batch.
             TaskFeature("example_weight", "float32"),
+            *self.label_features(task),
         )
+
+    def label_features(self, task: Task | Head) -> Features:
+        # Index of the class or choice; 0 without a label, as in test files.
+        return (TaskFeature("label", "int64"),)
+
+    def label_values(self, task: Task, example: Any) -> dict[str, Any]:
+        """The values of `label_features`."""
+        return {"label": example.label or 0}
 
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
         """Yields the values of records by feature, without `example_weight`."""
@@ -392,25 +385,34 @@ class Kind:
     # Outputs -> sums and predictions.
 
     def weights(self, batch: Tensors) -> tf.Tensor:
-        """1 for each label of a batch: `(batch, labels)`."""
-        return batch["example_weight"]
+        """1 for each label of a batch, 0 for padding."""
+        return batch["example_weight"][:, 0]
 
-    def sums(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
-        """Sums losses, correct predictions and weights over a batch.
+    def measures(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
+        """The `loss` of each label, in nats, and whether it is `correct`.
 
         Args:
             head: What the model predicts.
             outputs: Outputs of `AlbertForTask`.
-            batch: `example_weight`, float32, `(batch, 1)`, 0 for padding; and
-                the other `features`, `(batch, 1)`.
+            batch: The values of `features`.
 
         Returns:
-            float32 scalars `label_loss_sum`, in nats; `label_weight_sum`; and,
-            if accuracy is a metric, `label_correct_sum`.
+            float32, in the shape of `weights`.
         """
-        labels = batch["label"][:, 0]
-        weights = self.weights(batch)[:, 0]
-        return weighted_sums("label", outputs["logits"], labels, weights)
+        return _cross_entropy(outputs["logits"], batch["label"][:, 0])
+
+    def sums(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
+        """Sums over the labels of a batch; arguments as of `measures`.
+
+        Returns:
+            float32 scalars `label_loss_sum`, `label_weight_sum` and, if
+            accuracy is a metric, `label_correct_sum`.
+        """
+        weights = self.weights(batch)
+        sums = {"label_weight_sum": tf.reduce_sum(weights)}
+        for name, values in self.measures(head, outputs, batch).items():
+            sums[f"label_{name}_sum"] = tf.reduce_sum(weights * values)
+        return sums
 
     def chance_loss(self, head: Head, length: int) -> float | None:
         """The loss of a model that knows nothing; None if it is unknown."""
@@ -425,41 +427,30 @@ class Kind:
     # Predictions -> scores and files.
 
     def find(self, examples: ExampleSet, arrays: Arrays, reader: Reader) -> Any:
-        """The prediction for each example: its name, names or value.
+        """The prediction for each example: an index, or as the kind says.
 
         Args:
             arrays: `predictions` of all records, in order.
         """
-        best = arrays["logits"].argmax(axis=-1)
-        return list(map(examples.task.named, best))
-
-    def compare(self, task: Task, labels: Any, found: Any) -> Scores:
-        """Computes the scores of a task.
-
-        Args:
-            labels: For each example a value, the name of a class or choice, or
-                the list of its classes or tags.
-            found: As `labels`; perhaps with classes that the task lacks.
-
-        Returns:
-            The scores by name, and `total`, the number of examples.
-        """
-        places = scores.Places(task.names)
-        pair = [[*map(places.find, side)] for side in (labels, found)]
-        return scores.compute(task.metrics, *pair)
+        return arrays["logits"].argmax(axis=-1)
 
     def score(
         self, examples: ExampleSet, found: Any, threshold: float
     ) -> Scores:
-        """Computes the scores of predictions that `find` found.
+        """Computes the scores of what `find` found.
 
-        `threshold` is that of null odds, for questions.
+        Args:
+            threshold: Of null odds, for questions.
+
+        Returns:
+            The scores by name, and `total`, the number of examples.
         """
-        return self.compare(examples.task, examples.labels(), found)
+        labels = [example.label for example in examples.examples]
+        return scores.compute(examples.task.metrics, labels, found)
 
     def prediction_line(self, task: Task, example: Any, found: Any) -> str:
         """The line of an example in a file of predictions."""
-        return f"{example.id}\t{found}"
+        return f"{example.id}\t{task.names[found]}"
 
     def write(
         self, directory: str, examples: ExampleSet, found: Any, threshold: float
@@ -483,10 +474,6 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _are_full(*texts: str) -> bool:
-    return all(map(str.strip, texts))
-
-
 def _is_no_label(name: str, classes: Iterable[str]) -> bool:
     """Whether a cell means "no label"; `classes`: all names of the file."""
     others = {*classes} - {"-1", *_NO_LABEL}
@@ -498,18 +485,9 @@ def _is_no_label(name: str, classes: Iterable[str]) -> bool:
     return name.casefold() in _NO_LABEL
 
 
-def _example_sums(
-    batch: Tensors, losses: tf.Tensor, correct: tf.Tensor | None = None
-) -> Scalars:
-    """The sums of values of each example, `(batch,)`."""
-    weights = batch["example_weight"][:, 0]
-    sums = {
-        "label_weight_sum": tf.reduce_sum(weights),
-        "label_loss_sum": tf.reduce_sum(weights * losses),
-    }
-    if correct is not None:
-        sums["label_correct_sum"] = tf.reduce_sum(weights * correct)
-    return sums
+def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> Scalars:
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return {"loss": losses, "correct": correctness(logits, labels)}
 
 
 class _Texts(Kind):
@@ -517,28 +495,26 @@ class _Texts(Kind):
 
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
-    ) -> Made:
-        text = row.text
-        pair = row.text_pair
-        example = TextExample(row.id, text, pair, label)
-        is_full = _are_full(text) and (pair is None or _are_full(pair))
-        return Made(example, "" if is_full else "a text is empty", row.where)
+    ) -> Example:
+        return TextExample(row.id, row.text, row.text_pair, label)
+
+    def texts(self, example: TextExample) -> tuple[str, ...]:
+        pair = example.text_pair
+        return (example.text,) if pair is None else (example.text, pair)
 
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
         found, length = examples.examples, reader.length
         lengths: list[int] = []
         for begin in range(0, len(found), _BATCH):
             batch = found[begin : begin + _BATCH]
-            firsts = reader.tokenize([e.text for e in batch])
-            seconds = None
-            if batch[0].text_pair is not None:
-                seconds = reader.tokenize([e.text_pair or "" for e in batch])
-            segments = zip(*filter(None, (firsts, seconds)), strict=True)
-            lengths += map(sequence_length, segments)
-            inputs = join(*truncate(firsts, seconds, length), length)
+            texts = zip(*map(self.texts, batch), strict=True)
+            firsts, *seconds = map(reader.tokenize, texts)
+            lengths += map(sequence_length, zip(firsts, *seconds, strict=True))
+            segments = truncate(firsts, seconds[0] if seconds else None, length)
+            inputs = join(*segments, length)
             for example, *rows in zip(batch, *inputs, strict=True):
                 values = ModelInputs(*rows)._asdict()
-                yield values | {"label": example.label or 0}
+                yield values | self.label_values(examples.task, example)
         warn_of_cut(lengths, length, examples.source)
 
 
@@ -551,14 +527,15 @@ class _WithClasses(Kind):
     1.
     """
 
+    label_form = "one of the classes of the training file"
+    names_form = "a list of names"
+    names_remedy = "Name the column of the lists."
+
     def raw_names(self, value: Any) -> list[Any]:
         """The names in a cell; a list or an object for a name is refused."""
         if value is None:
             return [value]
         return value if isinstance(value, list) else [{}]
-
-    names_form = "a list of names"
-    names_remedy = "Name the column of the lists."
 
     def class_names(self, examples: ExampleSet, row: ExampleRow) -> list[str]:
         """The names of a row's class, classes or tags.
@@ -588,15 +565,12 @@ class _WithClasses(Kind):
         examples.task = dataclasses.replace(examples.task, labels=labels)
         _warn_of_similar(examples)
 
-    def label_form(self, task: Task) -> str:
-        return f"one of {name_faults(task.labels)}"
-
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> Any:
         # Earlier versions stored the names with their white space.
         names = [" ".join(label.split()) for label in examples.task.labels]
         found = self.class_names(examples, row)
         if not {*found} <= {*names}:
-            raise ValueError("no label of the training file")
+            raise ValueError(f"not one of {name_faults(names)}")
         return tuple(map(names.index, found))
 
     def check(self, examples: ExampleSet) -> None:
@@ -666,11 +640,11 @@ class Classification(_WithClasses, _Texts):
     def raw_names(self, value: Any) -> list[Any]:
         return [value]
 
-    def has_no_label(self, examples: ExampleSet, row: ExampleRow) -> bool:
+    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
         (name,) = self.class_names(examples, row)
         if name in examples.task.labels:
-            return False
-        return super().has_no_label(examples, row)
+            return ""
+        return super().label_fault(examples, row)
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> int:
         (index,) = super().parse_label(examples, row)
@@ -704,7 +678,7 @@ class MultiLabel(_WithClasses, _Texts):
         cells = [
             self.class_names(examples, row)
             for row in rows
-            if not self.has_no_label(examples, row)
+            if not self.label_fault(examples, row)
         ]
         if _are_vectors(cells):
             raise UserError(
@@ -723,53 +697,50 @@ class MultiLabel(_WithClasses, _Texts):
                 name_faults(joined),
             )
 
-    def has_no_label(self, examples: ExampleSet, row: ExampleRow) -> bool:
+    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
         if row.label == "":  # an empty list
-            return False
-        return super().has_no_label(examples, row)
+            return ""
+        return super().label_fault(examples, row)
 
-    def features(self, task: Task | Head) -> Features:
+    def label_features(self, task: Task | Head) -> Features:
         # 1 for a class of the text, 0 for another.
-        labels = TaskFeature("labels", "float32", size=len(task.labels))
-        return (*self._sequences(), labels)
+        return (TaskFeature("labels", "float32", size=len(task.labels)),)
 
-    def records(self, examples: ExampleSet, reader: Reader) -> Values:
-        classes = range(len(examples.task.labels))
-        for values in super().records(examples, reader):
-            values["labels"] = np.isin(classes, values["label"] or ())
-            yield values
+    def label_values(self, task: Task, example: TextExample) -> dict[str, Any]:
+        return {"labels": np.isin(range(len(task.labels)), example.label or ())}
 
-    def sums(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
+    def measures(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
         """The mean loss of all classes, each with a sigmoid; all are right."""
         logits, labels = outputs["logits"], batch["labels"]
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
         # A class applies if its logit is above that of not applying, 0.
         both = tf.stack([tf.zeros_like(logits), logits], axis=-1)
         of_classes = correctness(both, tf.cast(labels > 0, tf.int32))
-        correct = tf.reduce_prod(of_classes, axis=-1)
-        return _example_sums(batch, tf.reduce_mean(losses, -1), correct)
+        return {
+            "loss": tf.reduce_mean(losses, -1),
+            "correct": tf.reduce_prod(of_classes, axis=-1),
+        }
 
     def chance_loss(self, head: Head, length: int) -> float:
         return math.log(2)
 
     def find(self, examples: ExampleSet, arrays: Arrays, reader: Reader) -> Any:
-        applies = arrays["logits"] > 0
-        return list(map(examples.task.named, map(np.flatnonzero, applies)))
+        """Whether each class applies to each text."""
+        return arrays["logits"] > 0
 
-    def compare(self, task: Task, labels: Any, found: Any) -> Scores:
-        places = scores.Places(task.names)
-        sides = [
-            [[*map(places.find, names)] for names in side]
-            for side in (labels, found)
+    def score(
+        self, examples: ExampleSet, found: Any, threshold: float
+    ) -> Scores:
+        task = examples.task
+        labels = [
+            self.label_values(task, example)["labels"]
+            for example in examples.examples
         ]
-        pair = [
-            np.array([np.isin(range(len(places)), row) for row in side])
-            for side in sides
-        ]
-        return scores.compute(task.metrics, *pair)
+        return scores.compute(task.metrics, np.array(labels), found)
 
     def prediction_line(self, task: Task, example: Any, found: Any) -> str:
-        return f"{example.id}\t{json.dumps(found, ensure_ascii=False)}"
+        names = [task.labels[number] for number in np.flatnonzero(found)]
+        return f"{example.id}\t{json.dumps(names, ensure_ascii=False)}"
 
 
 def _are_vectors(cells: Sequence[Sequence[str]]) -> bool:
@@ -805,13 +776,12 @@ class Regression(_Texts):
     name = config_task.REGRESSION
     score_names = ("pearson", "spearman", "mean_squared_error")
     metric_names = ("loss",)
+    label_form = "a finite number"
 
-    def has_no_label(self, examples: ExampleSet, row: ExampleRow) -> bool:
+    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
         name = _text(row.label).strip()
-        return name != "-1" and _is_no_label(name, ())
-
-    def label_form(self, task: Task) -> str:
-        return "a finite number"
+        is_none = name != "-1" and _is_no_label(name, ())
+        return "no label" if is_none else ""
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> float:
         number = float(row.label)
@@ -819,22 +789,20 @@ class Regression(_Texts):
             raise ValueError("not a finite number")
         return number
 
-    def features(self, task: Task | Head) -> Features:
-        return (*self._sequences(), TaskFeature("label", "float32"))
+    def label_features(self, task: Task | Head) -> Features:
+        return (TaskFeature("label", "float32"),)
 
-    def sums(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
+    def measures(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
         """Squared errors."""
         difference = outputs["logits"][:, 0] - batch["label"][:, 0]
-        return _example_sums(batch, tf.square(difference))
+        return {"loss": tf.square(difference)}
 
     def chance_loss(self, head: Head, length: int) -> None:
         return None
 
     def find(self, examples: ExampleSet, arrays: Arrays, reader: Reader) -> Any:
+        """The values."""
         return arrays["logits"][:, 0]
-
-    def compare(self, task: Task, labels: Any, found: Any) -> Scores:
-        return scores.compute(task.metrics, labels, found)
 
     def prediction_line(self, task: Task, example: Any, found: Any) -> str:
         if task.name == "stsb":  # its range
@@ -852,9 +820,7 @@ class MultipleChoice(Kind):
         "choices": "choice_columns",
     }
     needs = ("choice_columns",)
-
-    def label_form(self, task: Task) -> str:
-        return "the number of a choice from 0, or a letter from A"
+    label_form = "the number of a choice from 0, or a letter from A"
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> int:
         letter = _text(row.label).strip().upper()
@@ -863,20 +829,19 @@ class MultipleChoice(Kind):
 
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
-    ) -> Made:
-        passage = row.text
-        question = row.text_pair or ""
+    ) -> Example:
         choices = [row.values[column] for column in row.columns.choices]
-        if len(choices) == 1 and isinstance(_read_list(choices[0]), list):
-            choices = _read_list(choices[0])
+        if len(choices) == 1:
+            listed = _read_list(choices[0])
+            choices = listed if isinstance(listed, list) else choices
         texts = tuple(map(_text, choices))
-        name = row.id
-        example = ChoiceExample(name, passage, question, texts, label)
+        question = row.text_pair or ""
+        example = ChoiceExample(row.id, row.text, question, texts, label)
         self._check_choices(examples, example)
-        problem = ""
-        if not _are_full(passage, *texts):
-            problem = "the passage or a choice is empty"
-        return Made(example, problem, name)
+        return example
+
+    def texts(self, example: ChoiceExample) -> tuple[str, ...]:
+        return example.passage, *example.choices
 
     def _check_choices(
         self, examples: ExampleSet, example: ChoiceExample
@@ -895,12 +860,6 @@ class MultipleChoice(Kind):
                 f"0, in {example.id}",
             )
 
-    def features(self, task: Task | Head) -> Features:
-        return (
-            *self._sequences(task.num_choices),
-            TaskFeature("label", "int64"),
-        )
-
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
         """The sequences `[CLS] passage [SEP] question choice [SEP]`.
 
@@ -917,8 +876,8 @@ class MultipleChoice(Kind):
             passage, *ends = reader.tokenize([example.passage, *texts])
             seconds = [ids[-longest:] for ids in ends]
             firsts = [passage[: length - 3 - len(second)] for second in seconds]
-            inputs = join(firsts, seconds, length)
-            yield inputs._asdict() | {"label": example.label or 0}
+            inputs = join(firsts, seconds, length)._asdict()
+            yield inputs | self.label_values(examples.task, example)
 
 
 class TokenClassification(_WithClasses):
@@ -982,9 +941,7 @@ class TokenClassification(_WithClasses):
             remedy=remedy,
         )
 
-    def make_example(
-        self, examples: ExampleSet, row: ExampleRow, label: Any
-    ) -> Made:
+    def _words(self, examples: ExampleSet, row: ExampleRow) -> tuple[str, ...]:
         words = _read_list(row.values[row.columns.text])
         if not isinstance(words, list):
             raise UserError(
@@ -993,13 +950,24 @@ class TokenClassification(_WithClasses):
                 received=f"{row.text!r:.80} in {row.where}",
                 remedy="Name another --tokens_column.",
             )
-        texts = tuple(map(_text, words))
-        if label is not None and len(label) != len(texts):
-            problem = f"{len(label)} tags for {len(texts)} words"
-            return Made(None, problem, row.where)
-        example = TokenExample(row.id, texts, label)
-        is_full = any(map(str.strip, texts))
-        return Made(example, "" if is_full else "a text is empty", row.where)
+        return tuple(map(_text, words))
+
+    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
+        if fault := super().label_fault(examples, row):
+            return fault
+        num_tags = len(self.class_names(examples, row))
+        num_words = len(self._words(examples, row))
+        if num_tags == num_words:
+            return ""
+        return f"{num_tags} tags for {num_words} words"
+
+    def make_example(
+        self, examples: ExampleSet, row: ExampleRow, label: Any
+    ) -> Example:
+        return TokenExample(row.id, self._words(examples, row), label)
+
+    def texts(self, example: TokenExample) -> tuple[str, ...]:
+        return (" ".join(example.words),)
 
     def check(self, examples: ExampleSet) -> None:
         """Also says how spans count that begin with I-."""
@@ -1008,10 +976,10 @@ class TokenClassification(_WithClasses):
             return
         open_spans = [
             f"{tag} after {before} in {example.id}"
-            for example, tags in zip(
-                examples.examples, examples.labels(), strict=True
+            for example in examples.examples
+            for before, tag in itertools.pairwise(
+                ["O", *_bio_tags(examples.task, example.label)]
             )
-            for before, tag in itertools.pairwise(["O", *map(_to_bio, tags)])
             if tag[0] == "I" and before[1:] != tag[1:]
         ]
         if open_spans:
@@ -1023,9 +991,8 @@ class TokenClassification(_WithClasses):
                 name_faults(open_spans),
             )
 
-    def features(self, task: Task | Head) -> Features:
+    def label_features(self, task: Task | Head) -> Features:
         return (
-            *self._sequences(),
             # For the first token of a word its number, from 1; 0 for others.
             TaskFeature("word_numbers", "int64", 1),
             # Index of the tag of that word; 0 elsewhere, and in test files.
@@ -1040,36 +1007,27 @@ class TokenClassification(_WithClasses):
         length = reader.length
         for example in examples.examples:
             pieces = reader.tokenize(example.words)
-            ends = np.cumsum([1, *map(len, pieces)])
-            firsts = {
-                position: number
-                for number, position in enumerate(ends[:-1])
-                if pieces[number] and position < length - 1
-            }
-            lost = int((ends[:-1] >= length - 1).sum())
-            if lost:
-                problem = f"{lost} of {len(pieces)} words beyond max_seq_length"
-                examples.bad.append((example.id, problem))
-            ids = [piece for word in pieces for piece in word]
-            inputs = join([ids[: length - 2]], length=length)
+            sizes = np.array([*map(len, pieces)], np.int64)
+            positions = 1 + np.cumsum(sizes) - sizes  # of first tokens
+            is_lost = positions >= length - 1
+            if is_lost.any():
+                problem = f"{is_lost.sum()} of {len(sizes)} words beyond "
+                examples.bad.append((example.id, f"{problem}max_seq_length"))
+            words = np.flatnonzero((sizes > 0) & ~is_lost)
             numbers, labels = np.zeros((2, length), np.int64)
-            numbers[[*firsts]] = [number + 1 for number in firsts.values()]
+            numbers[positions[words]] = words + 1
             if example.label is not None:
-                labels[[*firsts]] = [
-                    example.label[number] for number in firsts.values()
-                ]
-            yield inputs._asdict() | {
-                "word_numbers": numbers,
-                "token_labels": labels,
-            }
+                labels[positions[words]] = np.array(example.label)[words]
+            ids = [piece for word in pieces for piece in word]
+            inputs = join([ids[: length - 2]], length=length)._asdict()
+            yield inputs | {"word_numbers": numbers, "token_labels": labels}
 
     def weights(self, batch: Tensors) -> tf.Tensor:
         is_first = tf.cast(batch["word_numbers"] > 0, tf.float32)
         return batch["example_weight"] * is_first
 
-    def sums(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
-        labels, weights = batch["token_labels"], self.weights(batch)
-        return weighted_sums("label", outputs["logits"], labels, weights)
+    def measures(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
+        return _cross_entropy(outputs["logits"], batch["token_labels"])
 
     def predictions(
         self, head: Head, outputs: Tensors, batch: Tensors
@@ -1093,12 +1051,16 @@ class TokenClassification(_WithClasses):
             tags_of_texts.append(tags)
         return tags_of_texts
 
-    def compare(self, task: Task, labels: Any, found: Any) -> Scores:
+    def score(
+        self, examples: ExampleSet, found: Any, threshold: float
+    ) -> Scores:
         """Scores of spans, by seqeval; the accuracy, of words."""
-        sides = [
-            [[*map(_to_bio, tags)] for tags in side] for side in (labels, found)
+        task = examples.task
+        labels = [
+            _bio_tags(task, example.label) for example in examples.examples
         ]
-        return scores.compute_spans(task.metrics, *sides)
+        tags = [[*map(_to_bio, row)] for row in found]
+        return scores.compute_spans(task.metrics, labels, tags)
 
     def prediction_line(self, task: Task, example: Any, found: Any) -> str:
         row = {"id": example.id, "tokens": example.words, "tags": found}
@@ -1107,6 +1069,10 @@ class TokenClassification(_WithClasses):
 
 def _to_bio(tag: str) -> str:
     return _BIO.get(tag[:2], tag[:2]) + tag[2:]
+
+
+def _bio_tags(task: Task, label: Sequence[int]) -> list[str]:
+    return [_to_bio(task.labels[number]) for number in label]
 
 
 class QuestionAnswering(Kind):
@@ -1120,6 +1086,7 @@ class QuestionAnswering(Kind):
         "label": "answer_column",
         "answer_start": "answer_start_column",
     }
+    label_form = "a text, with a number as answer_start"
 
     def layout(self, source: str) -> str:
         return "squad" if source.endswith(".json") else "table"
@@ -1128,11 +1095,8 @@ class QuestionAnswering(Kind):
         """Whether a document may lack the answer to its question."""
         return task.name != ALWAYS_ANSWERABLE
 
-    def has_no_label(self, examples: ExampleSet, row: ExampleRow) -> bool:
-        return False
-
-    def label_form(self, task: Task) -> str:
-        return "a text, with a number as answer_start"
+    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
+        return ""  # no answer is one
 
     def parse_label(
         self, examples: ExampleSet, row: ExampleRow
@@ -1152,20 +1116,29 @@ class QuestionAnswering(Kind):
 
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
-    ) -> Made:
-        name = row.raw_id
-        question = row.text_pair or ""
-        document = row.text
-        is_impossible = self._is_impossible(examples, row, name, label)
-        example = Question(name, question, document, label or (), is_impossible)
-        return Made(example, _find_problem(example, examples.has_labels), name)
+    ) -> Example:
+        return Question(
+            row.raw_id,
+            row.text_pair or "",
+            row.text,
+            label or (),
+            examples.has_labels and self._is_impossible(examples, row, label),
+        )
+
+    def texts(self, example: Question) -> tuple[str, ...]:
+        return example.question, example.document
+
+    def find_problem(self, examples: ExampleSet, example: Question) -> str:
+        lacks_answer = not (example.answers or example.is_impossible)
+        if examples.has_labels and lacks_answer:
+            return "no answer, though the question is not marked as impossible"
+        problem = super().find_problem(examples, example)
+        return problem or find_fault(example)
 
     def _is_impossible(
-        self, examples: ExampleSet, row: ExampleRow, name: str, answers: Any
+        self, examples: ExampleSet, row: ExampleRow, answers: Any
     ) -> bool:
         """Whether a question is marked as impossible or, unmarked, bare."""
-        if not examples.has_labels:
-            return False
         value = row.values.get("is_impossible", not answers)
         truth = _TRUTH_VALUES.get(_text(value).strip().lower())
         if truth is None:
@@ -1177,7 +1150,7 @@ class QuestionAnswering(Kind):
         if truth and not self.may_be_unanswerable(examples.task):
             raise UserError(
                 f"every question of {examples.source} must have an answer",
-                received=f"none in {name}",
+                received=f"none in {row.raw_id}",
                 remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
             )
         return truth
@@ -1196,9 +1169,8 @@ class QuestionAnswering(Kind):
                 "as --id_column.",
             )
 
-    def features(self, task: Task | Head) -> Features:
+    def label_features(self, task: Task | Head) -> Features:
         return (
-            *self._sequences(),
             # 1 for a token that no answer contains: question, [SEP], padding.
             # 0 for the document and for [CLS], as in google-research/albert.
             TaskFeature("p_mask", "int64", 1),
@@ -1212,13 +1184,12 @@ class QuestionAnswering(Kind):
 
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
         length = reader.length
-        reported = {where for where, _ in examples.bad}
         for question in examples.examples:
             windows = reader.windows.make(question)
-            if windows.problem and question.id not in reported:
+            if windows.problem:
                 examples.bad.append((question.id, windows.problem))
-            if windows.problem and examples.is_training:
-                continue
+                if examples.is_training:
+                    continue
             for window in range(len(windows.spans)):
                 first, last = windows.answer_in(window)
                 yield windows.inputs(window, length) | {
@@ -1227,40 +1198,28 @@ class QuestionAnswering(Kind):
                     "is_impossible": first == 0,
                 }
 
-    def sums(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
+    def measures(self, head: Head, outputs: Tensors, batch: Tensors) -> Scalars:
         """The loss of a span is the mean of those of its start and end.
 
         The beam head adds half the loss of answerability, as in
         google-research/albert.
         """
-        starts, ends = (
-            batch["start_position"][:, 0],
-            batch["end_position"][:, 0],
+        start, end = (
+            _cross_entropy(
+                outputs[f"{name}_logits"], batch[f"{name}_position"][:, 0]
+            )
+            for name in ("start", "end")
         )
-        of_starts, of_ends = outputs["start_logits"], outputs["end_logits"]
-        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
-        losses = (
-            cross_entropy(starts, of_starts) + cross_entropy(ends, of_ends)
-        ) / 2
+        losses = (start["loss"] + end["loss"]) / 2
         if head.is_beam:
             is_impossible = tf.cast(batch["is_impossible"][:, 0], tf.float32)
             losses += 0.5 * tf.nn.sigmoid_cross_entropy_with_logits(
                 is_impossible, outputs["null_logits"]
             )
-        correct = correctness(of_starts, starts) * correctness(of_ends, ends)
-        return _example_sums(batch, losses, correct)
+        return {"loss": losses, "correct": start["correct"] * end["correct"]}
 
     def chance_loss(self, head: Head, length: int) -> float | None:
         return None if head.is_beam else math.log(length)
-
-    def predictions(
-        self, head: Head, outputs: Tensors, batch: Tensors
-    ) -> Scalars:
-        # The outputs of the beam suffice to find the answers.
-        unused = ("start_logits", "end_logits") if head.is_beam else ()
-        return {
-            name: value for name, value in outputs.items() if name not in unused
-        }
 
     def find(self, examples: ExampleSet, arrays: Arrays, reader: Reader) -> Any:
         """The `QuestionAnswer` of each question."""
@@ -1269,14 +1228,12 @@ class QuestionAnswering(Kind):
     def score(
         self, examples: ExampleSet, found: Any, threshold: float
     ) -> Scores:
-        may_be_null = self.may_be_unanswerable(examples.task)
-        null_odds = {answer.id: answer.null_odds for answer in found}
         return scores.score_answers(
             examples.examples,
             {answer.id: answer.text() for answer in found},
-            null_odds if may_be_null else None,
+            {answer.id: answer.null_odds for answer in found},
             threshold,
-            may_be_unanswerable=may_be_null,
+            may_be_unanswerable=self.may_be_unanswerable(examples.task),
         )
 
     def write(
@@ -1284,27 +1241,6 @@ class QuestionAnswering(Kind):
     ) -> str:
         scores.write_answers(directory, found, threshold)
         return directory
-
-
-def _find_problem(question: Question, has_labels: bool) -> str:
-    """Why a question is unusable for training; "" if it is usable."""
-    for name in ("question", "document"):
-        if not _are_full(getattr(question, name)):
-            return f"the {name} is empty"
-    if not has_labels or question.is_impossible:
-        return ""
-    if not question.answers:
-        return "no answer, though the question is not marked as impossible"
-    text, start = question.answers[0]
-    found = question.document[max(start, 0) : start + len(text)]
-    if not text.strip():
-        return "the answer is empty"
-    if start < 0 or found != text:
-        return (
-            f"the document has {found[:40]!r} at answer_start {start}, not the "
-            f"answer {text[:40]!r}"
-        )
-    return ""
 
 
 KINDS: Mapping[str, Kind] = {

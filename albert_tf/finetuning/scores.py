@@ -48,19 +48,6 @@ _CHARACTER = re.compile(
 # --- scores of classes, choices and values -----------------------------------
 
 
-class Places:
-    """Numbers of names: those of the task first, then others as they come."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def find(self, name: str) -> int:
-        return self._places.setdefault(name, len(self._places))
-
-
 def compute(
     names: Iterable[str], labels: Sequence[Any] | np.ndarray, found: Any
 ) -> dict[str, float]:

@@ -4,8 +4,8 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
@@ -95,14 +95,6 @@ class Task:
         """The classes or tags; or letters of choices, and numbers after Z."""
         numbers = range(len(LETTERS), self.num_choices)
         return self.labels or [*LETTERS[: self.num_choices], *map(str, numbers)]
-
-    def named(self, label: Any) -> Any:
-        """The name or names in place of indices; the label without names."""
-        if not self.names:
-            return label
-        if isinstance(label, Iterable):
-            return [self.names[i] for i in label]
-        return self.names[label]
 
 
 # --- official tasks ----------------------------------------------------------

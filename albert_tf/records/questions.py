@@ -339,6 +339,25 @@ def _best_window(spans: Sequence[tuple[int, int]], length: int) -> np.ndarray:
     return best
 
 
+def find_fault(question: Question) -> str:
+    """Why the document does not have the first answer; "" if it has it.
+
+    Also "" for an impossible question, and one without answers.
+    """
+    if question.is_impossible or not question.answers:
+        return ""
+    text, start = question.answers[0]
+    found = question.document[max(start, 0) : start + len(text)]
+    if not text.strip():
+        return "the answer is empty"
+    if start < 0 or found != text:
+        return (
+            f"the document has {found[:40]!r} at answer_start {start}, not the "
+            f"answer {text[:40]!r}"
+        )
+    return ""
+
+
 def _find_answer(
     question: Question,
     tokens: AlignedTokens,
@@ -347,10 +366,10 @@ def _find_answer(
     """The tokens of the first answer, or why there are none."""
     if question.is_impossible or not question.answers:
         return None, ""
+    if find_fault(question):  # the reader of the file names it
+        return None, ""
     text, start = question.answers[0]
-    if start < 0 or question.document[start : start + len(text)] != text:
-        return None, "the document does not have the answer at answer_start"
-    found = tokens.find(start, start + len(text)) if text.strip() else None
+    found = tokens.find(start, start + len(text))
     if found is None:
         return None, "the answer has no tokens"
     if not any(begin <= found[0] and found[1] < end for begin, end in spans):

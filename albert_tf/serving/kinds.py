@@ -82,74 +82,65 @@ class ServedKind:
     """A kind of task.
 
     Attributes:
+        signature: The signature that takes ids, beside `serving_default`.
         asks_client: Whether the client tokenizes and finds the answers.
+        has_question: Whether an example always has two texts.
+        has_choices: Whether an example has a sequence for each choice.
     """
 
+    signature: str
     asks_client = False
+    has_question = False
+    has_choices = False
 
     def choices(self, head: TaskHeadConfig) -> tuple[int, ...]:
         """The number of sequences of an example, if they have a dimension."""
-        return ()
-
-    def has_second_text(self, run: FinetuningConfig) -> bool:
-        """Whether an example is a pair of texts."""
-        return bool(run.task.has_pairs)
+        return (head.num_choices,) if self.has_choices else ()
 
     def numbers(self, outputs: Outputs) -> Outputs:
         """The answers as numbers: spans, values, probabilities of classes."""
         return {"probabilities": tf.nn.softmax(outputs["logits"])}
 
-    def signatures(
-        self,
-        forward: Answer,
-        run: FinetuningConfig,
-        tokenizer: TextTokenizer | None,
+    def answers(self, head: TaskHeadConfig, outputs: Outputs) -> Outputs:
+        """The answers of a signature, for the outputs of the model."""
+        return self.numbers(outputs)
+
+    def text_signatures(
+        self, answer: Answer, run: FinetuningConfig, tokenizer: TextTokenizer
     ) -> Signatures:
-        """The serving functions by name; `serving_default` takes ids.
+        """The serving functions that take texts, by name.
 
         Args:
-            forward: The outputs of the model for `PackedTexts`, each int32,
+            answer: The `answers` for `PackedTexts`, each int32,
                 `(batch, num_choices * length)`.
-            tokenizer: The vocabulary; None omits signatures that take text.
         """
-        raise NotImplementedError
+        return {}
 
 
 class _Texts(ServedKind):
     """Kinds that answer a text or a pair of texts."""
 
-    signature_name = "classify"
+    signature = "classify"
 
     def answers(self, head: TaskHeadConfig, outputs: Outputs) -> Outputs:
         """The numbers and the names of their classes."""
-        labels = tf.constant(head.labels)
         shape = tf.shape(outputs["logits"])
-        return {
-            **self.numbers(outputs),
-            "labels": tf.broadcast_to(labels, shape),
-        }
+        labels = tf.broadcast_to(tf.constant(head.labels), shape)
+        return {**self.numbers(outputs), "labels": labels}
 
-    def signatures(
-        self,
-        forward: Answer,
-        run: FinetuningConfig,
-        tokenizer: TextTokenizer | None,
+    def text_signatures(
+        self, answer: Answer, run: FinetuningConfig, tokenizer: TextTokenizer
     ) -> Signatures:
-        def answer(*packed: tf.Tensor) -> Outputs:
-            return self.answers(run.head, forward(*packed))
-
-        name = self.signature_name
-        from_ids = as_signature(answer, PACKED)
-        found = {"serving_default": from_ids, name: from_ids}
-        if tokenizer:
-            # A run of pairs takes no single texts, and the reverse. A converted
-            # run, whose texts are unknown, takes both.
-            texts = tokenizer, run.data.max_seq_length, "text"
-            if run.task.has_pairs is not True:
-                found[f"{name}_text"] = from_texts(answer, *texts)
-            if run.task.has_pairs is not False:
-                pairs = from_texts(answer, *texts, "text_pair")
-                found[f"{name}_text_pair"] = pairs
+        # A run of pairs takes no single texts, and the reverse. A converted
+        # run, whose texts are unknown, takes both.
+        name, has_pairs = self.signature, run.task.has_pairs
+        texts = tokenizer, run.data.max_seq_length, "text"
+        found = {}
+        if has_pairs is not True:
+            found[f"{name}_text"] = from_texts(answer, *texts)
+        if has_pairs is not False:
+            pairs = from_texts(answer, *texts, "text_pair")
+            found[f"{name}_text_pair"] = pairs
         return found
 
 
@@ -166,7 +157,7 @@ class _MultiLabel(_Texts):
 
 
 class _Regression(_Texts):
-    signature_name = "predict_value"
+    signature = "predict_value"
 
     def numbers(self, outputs: Outputs) -> Outputs:
         return {"value": outputs["logits"][:, 0]}
@@ -176,23 +167,11 @@ class _Regression(_Texts):
 
 
 class _QuestionAnswering(ServedKind):
-    asks_client = True
-
-    def has_second_text(self, run: FinetuningConfig) -> bool:
-        return True
+    signature = "score_spans"
+    asks_client = has_question = True
 
     def numbers(self, outputs: Outputs) -> Outputs:
         return dict(outputs)
-
-    def signatures(
-        self,
-        forward: Answer,
-        run: FinetuningConfig,
-        tokenizer: TextTokenizer | None,
-    ) -> Signatures:
-        inputs = ids_of(*input_names(run.head))
-        spans = as_signature(lambda *ids: dict(forward(*ids)), inputs)
-        return {"serving_default": spans, "score_spans": spans}
 
 
 # A word of a raw text: letters and digits with marks between them, as in
@@ -202,32 +181,30 @@ _WORD = rf"{_LETTERS}(?:[.,_@/&-]{_LETTERS})*|[^\s\pZ]"
 
 
 class _TokenClassification(ServedKind):
-    def signatures(
-        self,
-        forward: Answer,
-        run: FinetuningConfig,
-        tokenizer: TextTokenizer | None,
-    ) -> Signatures:
-        labels, max_seq_length = run.head.labels, run.data.max_seq_length
+    signature = "tag"
 
-        def tag(*packed: tf.Tensor) -> Outputs:
-            """The best tag of each token, and its probability."""
-            probabilities = tf.nn.softmax(forward(*packed)["logits"])
-            best = tf.argmax(probabilities, axis=-1)
-            return {
-                "tags": tf.gather(tf.constant(labels), best),
-                "probabilities": tf.reduce_max(probabilities, axis=-1),
-            }
+    def answers(self, head: TaskHeadConfig, outputs: Outputs) -> Outputs:
+        """The best tag of each token, and its probability."""
+        probabilities = tf.nn.softmax(outputs["logits"])
+        best = tf.argmax(probabilities, axis=-1)
+        return {
+            "tags": tf.gather(tf.constant(head.labels), best),
+            "probabilities": tf.reduce_max(probabilities, axis=-1),
+        }
+
+    def text_signatures(
+        self, answer: Answer, run: FinetuningConfig, tokenizer: TextTokenizer
+    ) -> Signatures:
+        max_seq_length = run.data.max_seq_length
 
         def tag_words(words: tf.RaggedTensor) -> Outputs:
             """The tag of each word: that of its first token, as in training."""
-            assert tokenizer is not None
             pieces = tokenizer.encode(words.flat_values)
             lengths = words.with_values(pieces.row_lengths()).to_tensor()
             positions = tf.cumsum(lengths, axis=1, exclusive=True) + 1
             is_read = (lengths > 0) & (positions < max_seq_length - 1)
             ids = words.with_values(pieces).merge_dims(1, 2)
-            found = tag(*pack(max_seq_length, ids))
+            found = answer(*pack(max_seq_length, ids))
             positions = tf.where(is_read, positions, 0)
             tags, probabilities = (
                 tf.gather(found[name], positions, batch_dims=1)
@@ -244,58 +221,36 @@ class _TokenClassification(ServedKind):
             return tag_words(tf.ragged.boolean_mask(words, is_word))
 
         def from_text(texts: tf.Tensor) -> Outputs:
-            assert tokenizer is not None
             words, begins, ends = tokenizer.split_words(texts, _WORD)
             offsets = {"begins": begins, "ends": ends}
             return tag_words(words) | {
                 name: values.to_tensor() for name, values in offsets.items()
             }
 
-        from_ids = as_signature(tag, PACKED)
-        signatures = {"serving_default": from_ids, "tag": from_ids}
-        if tokenizer:
-            words = tf.TensorSpec([None, None], tf.string, name="words")
-            signatures["tag_words"] = as_signature(from_words, [words])
-            signatures["tag_text"] = as_signature(from_text, strings("text"))
-        return signatures
+        words = tf.TensorSpec([None, None], tf.string, name="words")
+        return {
+            "tag_words": as_signature(from_words, [words]),
+            "tag_text": as_signature(from_text, strings("text")),
+        }
 
 
 class _MultipleChoice(ServedKind):
-    def choices(self, head: TaskHeadConfig) -> tuple[int, ...]:
-        return (head.num_choices,)
+    signature = "choose"
+    has_question = has_choices = True
 
-    def has_second_text(self, run: FinetuningConfig) -> bool:
-        return True
+    def answers(self, head: TaskHeadConfig, outputs: Outputs) -> Outputs:
+        logits = outputs["logits"]
+        best = tf.argmax(logits, axis=-1, output_type=tf.int32)
+        return {"choice_number": best, **self.numbers(outputs)}
 
-    def signatures(
-        self,
-        forward: Answer,
-        run: FinetuningConfig,
-        tokenizer: TextTokenizer | None,
+    def text_signatures(
+        self, answer: Answer, run: FinetuningConfig, tokenizer: TextTokenizer
     ) -> Signatures:
         num_choices = run.head.num_choices
-
-        def answer(*inputs: tf.Tensor) -> Outputs:
-            """Answers for ids, each `(batch, num_choices * length)`."""
-            logits = forward(*inputs)["logits"]
-            return {
-                "choice_number": tf.argmax(
-                    logits, axis=-1, output_type=tf.int32
-                ),
-                "probabilities": tf.nn.softmax(logits),
-            }
-
-        def from_ids(*inputs: tf.Tensor) -> Outputs:
-            sizes = [
-                tf.shape(inputs[0])[0],
-                num_choices * tf.shape(inputs[0])[2],
-            ]
-            return answer(*(tf.reshape(values, sizes) for values in inputs))
 
         def from_text(
             question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
         ) -> Outputs:
-            assert tokenizer is not None
             joined = tf.reshape(fill_gaps(question, choices), [-1])
             # [CLS] context [SEP] question choice [SEP], as in training:
             # question and choice keep their last tokens, the context loses
@@ -312,16 +267,9 @@ class _MultipleChoice(ServedKind):
             choice = tf.gather(choices, found["choice_number"], batch_dims=1)
             return {"choice": choice} | found
 
-        inputs = ids_of(*PackedTexts._fields, num_choices=(num_choices,))
-        ids = as_signature(from_ids, inputs)
-        signatures = {"serving_default": ids, "choose": ids}
-        if tokenizer:
-            choices = tf.TensorSpec(
-                [None, num_choices], tf.string, name="choices"
-            )
-            texts = [*strings("question", "context"), choices]
-            signatures["choose_text"] = as_signature(from_text, texts)
-        return signatures
+        choices = tf.TensorSpec([None, num_choices], tf.string, name="choices")
+        texts = [*strings("question", "context"), choices]
+        return {"choose_text": as_signature(from_text, texts)}
 
 
 KINDS: Mapping[str, ServedKind] = {
@@ -346,14 +294,34 @@ def serve_task(
 ) -> Signatures:
     """The serving functions of a fine-tuned model; `run` has its settings.
 
-    A model for question answering has no signatures that take text.
+    Args:
+        tokenizer: The vocabulary; None omits signatures that take text. A model
+            for question answering has none.
+
+    Returns:
+        The functions by name; `serving_default` takes ids.
     """
     head, max_length = model.head_config, model.config.max_position_embeddings
-    names = input_names(head)
+    kind, names = KINDS[head.kind], input_names(head)
+    choices = kind.choices(head)
 
     @tf.function(input_signature=ids_of(*names))
     def forward(*values: tf.Tensor) -> Outputs:
         ids = checked_ids(values[0], max_length, head.num_choices)
         return model(dict(zip(names, [ids, *values[1:]], strict=True)))
 
-    return KINDS[head.kind].signatures(forward, run, tokenizer)
+    def answer(*values: tf.Tensor) -> Outputs:
+        return kind.answers(head, forward(*values))
+
+    def from_ids(*values: tf.Tensor) -> Outputs:
+        if choices:
+            batch, count, length = tf.unstack(tf.shape(values[0]))
+            shape = [batch, count * length]
+            values = tuple(tf.reshape(ids, shape) for ids in values)
+        return answer(*values)
+
+    ids = as_signature(from_ids, ids_of(*names, num_choices=choices))
+    signatures = {"serving_default": ids, kind.signature: ids}
+    if tokenizer:
+        signatures |= kind.text_signatures(answer, run, tokenizer)
+    return signatures

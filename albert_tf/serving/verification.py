@@ -71,7 +71,7 @@ def make_samples(
         shape = len(first), count, -1
         if choices:
             first = [text for text in first for _ in range(count)]
-        elif not kind.has_second_text(run):
+        elif not (kind.has_question or run.task.has_pairs):
             second = None
         inputs = tokenizer.encode(first, second, length)._asdict()
         if choices:

@@ -102,13 +102,15 @@ def test_the_passage_is_cut_and_not_question_or_choice(tokenizer):
     ]
 
 
-LOST = Question("lost", "Who?", "The dog.", (Answer("cat", 4),), False)
+# Longer than a sequence.
+WORDS = "one " * 40
+LOST = Question("lost", "Who?", WORDS, (Answer(WORDS, 0),), False)
 FOUND = Question("found", "Who?", "The dog.", (Answer("dog", 4),), False)
 
 
-def test_a_question_without_its_answer_is_not_trained_on(tokenizer):
+def test_a_question_whose_answer_fits_no_window_is_not_trained_on(tokenizer):
     sizes = {"length": 32, "max_query_length": 8}
-    for split, impossible in (("train", [0]), ("dev", [1, 0])):
+    for split, impossible in (("train", [0]), ("dev", [1, 1, 0])):
         examples, records = encode(
             *(tokenizer, "squad_v1", LOST, FOUND), split=split, **sizes
         )

@@ -35,16 +35,17 @@ PREDICTIONS = [1, 1, 0, 0, 0, 1, 0, 0]
 # 2 true and 1 false positives, 3 true and 2 false negatives.
 
 
-def score(task, labels, found):
-    return KINDS[task.kind].compare(task, labels, found)
+def score(examples, found):
+    return KINDS[examples.task.kind].score(examples, np.array(found), 0.0)
+
+
+def score_labels(task, labels, found):
+    rows = [TextExample(str(i), "a", "b", v) for i, v in enumerate(labels)]
+    return score(ExampleSet(task, "dev", "a file", rows), found)
 
 
 def write_predictions(directory, examples, found):
     return KINDS[examples.task.kind].write(str(directory), examples, found, 0.0)
-
-
-def named(task, *sides):
-    return [[*map(task.named, side)] for side in sides]
 
 
 def test_scores_of_classes_equal_their_definitions():
@@ -55,14 +56,14 @@ def test_scores_of_classes_equal_their_definitions():
         "matthews": (2 * 3 - 1 * 2) / math.sqrt(3 * 4 * 4 * 5),
     }
     task = dataclasses.replace(TASKS["mrpc"], metrics=tuple(expected))
-    scores = score(task, *named(task, LABELS, PREDICTIONS))
+    scores = score_labels(task, LABELS, PREDICTIONS)
     assert scores == pytest.approx(expected | {"total": 8}, abs=1e-12)
 
 
 def test_correlations_equal_their_definitions():
     labels = np.array([0.0, 1, 2, 3, 5])
     predictions = np.array([1.0, 0, 2, 9, 4])
-    scores = score(TASKS["stsb"], labels, predictions)
+    scores = score_labels(TASKS["stsb"], labels, predictions)
     x, y = labels - labels.mean(), predictions - predictions.mean()
     pearson = (x @ y) / math.sqrt((x @ x) * (y @ y))
     assert scores["pearson"] == pytest.approx(pearson, abs=1e-12)
@@ -73,18 +74,17 @@ def test_correlations_equal_their_definitions():
 
 def test_constant_predictions_score_0():
     """JSON has no NaN, and a run must go on."""
-    constant = np.ones(8)
-    assert score(TASKS["stsb"], LABELS, constant)["pearson"] == 0
-    assert score(TASKS["stsb"], LABELS, constant)["spearman"] == 0
-    pair = named(TASKS["cola"], LABELS, [1] * 8)
-    assert score(TASKS["cola"], *pair)["matthews"] == 0
+    constant = [1] * 8
+    assert score_labels(TASKS["stsb"], LABELS, constant)["pearson"] == 0
+    assert score_labels(TASKS["stsb"], LABELS, constant)["spearman"] == 0
+    assert score_labels(TASKS["cola"], LABELS, constant)["matthews"] == 0
 
 
 def test_every_task_has_scores():
     for task in TASKS.values():
         if task.kind != "question_answering":
-            pair = named(task, LABELS, PREDICTIONS)
-            assert score(task, *pair)[task.metrics[0]] < 1
+            scores = score_labels(task, LABELS, PREDICTIONS)
+            assert scores[task.metrics[0]] < 1
 
 
 # --- answers -----------------------------------------------------------------
@@ -206,14 +206,13 @@ def test_predictions_of_classes_are_written_and_scored(tmp_path):
     labels = np.array([example.label for example in examples.examples])
     predictions = labels.copy()
     predictions[:5] = 1 - predictions[:5]
-    right, found = named(examples.task, labels, predictions)
-    path = pathlib.Path(write_predictions(tmp_path, examples, found))
+    path = pathlib.Path(write_predictions(tmp_path, examples, predictions))
     assert path.name == "dev.tsv"
     assert path.read_text().splitlines()[:2] == [
         "index\tprediction",
         "0\tnot_entailment",
     ]
-    assert score(examples.task, right, found) == {"accuracy": 0.75, "total": 20}
+    assert score(examples, predictions) == {"accuracy": 0.75, "total": 20}
 
 
 @pytest.mark.parametrize(
@@ -237,8 +236,7 @@ def test_predictions_of_classes_are_written_and_scored(tmp_path):
 def test_choices_and_values_are_written(task, predictions, expected, tmp_path):
     rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
     examples = ExampleSet(task, "test", "f", examples=rows)
-    (values,) = named(task, predictions)
-    path = pathlib.Path(write_predictions(tmp_path, examples, values))
+    path = pathlib.Path(write_predictions(tmp_path, examples, predictions))
     assert path.read_text() == f"index\tprediction\n0\t{expected}\n"
 
 
@@ -266,34 +264,41 @@ def test_spans_count_if_both_ends_and_the_kind_are_right(tmp_path):
     ]
     expected = {"f1": 1 / 3, "precision": 1 / 3, "recall": 1 / 3}
     expected |= {"accuracy": 4 / 6, "total": 2}
-    scores = score(examples.task, examples.labels(), tags)
+    scores = KINDS[examples.task.kind].score(examples, tags, 0.0)
     assert scores == pytest.approx(expected)
 
 
 def test_lists_of_classes_are_scored_by_class_and_by_label(tmp_path):
     """joy is found 1 of 2 times, fear 1 of 1, and anger is wrong."""
     data = tmp_path / "dev.csv"
-    data.write_text('text,label\na,"joy,fear"\nb,joy\nc,\n')
+    data.write_text('text,label\na,"joy,fear"\nb,joy\nc,\nd,anger\n')
     config = TaskConfig(
         task="classification", dev_file=str(data), labels_are_lists=True
     )
     examples = read_examples(config, "dev")
-    found = [["fear", "joy"], ["anger"], []]
+    assert examples.task.labels == ("anger", "fear", "joy")
+    found = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]) > 0
     f1 = [2 / 3, 1, 0]
-    expected = {"f1_micro": 4 / 6, "f1_macro": sum(f1) / 3}
-    expected |= {"accuracy": 2 / 3, "total": 3}
-    scores = score(examples.task, examples.labels(), found)
-    assert scores == pytest.approx(expected)
+    expected = {"f1_micro": 4 / 7, "f1_macro": sum(f1) / 3}
+    expected |= {"accuracy": 2 / 4, "total": 4}
+    assert score(examples, found) == pytest.approx(expected)
+    path = pathlib.Path(write_predictions(tmp_path, examples, found))
+    lines = ["index\tprediction", '0\t["fear", "joy"]', '1\t["anger"]']
+    assert path.read_text().splitlines()[:3] == lines
 
 
 def test_a_predicted_class_may_be_missing_from_the_data_file(tmp_path):
     """F1 of pos and neutral: 4 / 5 and 0."""
-    data = tmp_path / "dev.csv"
-    data.write_text("text,label\na,pos\nb,pos\nc,pos\n")
-    config = TaskConfig(task="classification", dev_file=str(data))
-    examples = read_examples(config, "dev")
-    found = ["pos", "neutral", "pos"]
-    assert score(examples.task, examples.labels(), found) == {
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    train.write_text("text,label\na,pos\nb,neg\nc,neutral\n")
+    dev.write_text("text,label\na,pos\nb,pos\nc,pos\n")
+    config = TaskConfig(
+        task="classification", train_file=str(train), dev_file=str(dev)
+    )
+    task = read_examples(config, "train").task
+    assert task.labels == ("neg", "neutral", "pos")
+    examples = read_examples(config, "dev", task)
+    assert score(examples, [2, 1, 2]) == {
         "accuracy": pytest.approx(2 / 3),
         "f1_macro": pytest.approx(2 / 5),
         "total": 3,
