@@ -80,10 +80,11 @@ from albert_tf.errors import UserError
 from albert_tf.io.files import atomic_write
 from albert_tf.records.tokenization import MASK_PIECE
 from albert_tf.serving.predict import (
+    FILL_MASK,
     ExportedModel,
     Row,
     answer_rows,
-    columns_of,
+    find_task,
     print_responses,
     rows_of,
     warn_of_texts_without_mask,
@@ -114,13 +115,13 @@ def main(config: PredictConfig) -> None:
         config.input_file
     ):
         raise UserError("output_file must not be input_file", received=output)
-    signatures = model.list_signatures()
-    columns = columns_of(signatures)
+    task = find_task(model.list_signatures())
+    columns = task.needs, task.may_have
     num_rows = num_without_mask = 0
     for _, texts in _read(config, *columns):  # refuses a bad row
         num_rows += 1
         num_without_mask += MASK_PIECE not in texts["text"]
-    if "fill_mask" in signatures and "text_pair" not in texts:
+    if task.signature == FILL_MASK and "text_pair" not in texts:
         warn_of_texts_without_mask(num_without_mask, num_rows)
 
     def answer_part(part: Sequence[_Row]) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ import time
 
 from albert_tf.cluster import devices, versions
 from albert_tf.config import PretrainingConfig, flags
-from albert_tf.errors import UserError
 
 
 def main(config: PretrainingConfig) -> int:
@@ -44,8 +43,6 @@ def main(config: PretrainingConfig) -> int:
     versions.import_tensorflow()
     # Imported here so that --help and invalid settings answer at once.
     if config.training.mode == "eval":
-        if config.training.dry_run:
-            raise UserError("dry_run must be off with mode=eval")
         from albert_tf.training.evaluate import evaluate_run
 
         evaluate_run(config)

@@ -125,12 +125,6 @@ class ExportConfig(Config):
 
     def check(self) -> None:
         is_litert = self.format == "litert"
-        if self.precision and is_litert:
-            raise UserError(
-                "precision needs --format=saved_model",
-                received="litert",
-                remedy="Set --quantize for LiteRT.",
-            )
         if (self.precision or is_litert) and not self.text_file:
             reader = "--format=litert" if is_litert else "precision"
             raise UserError(

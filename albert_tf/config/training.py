@@ -309,6 +309,11 @@ class TrainingConfig(Config, affects="nothing"):
     def check(self) -> None:
         self.dropout_phases()
         self.profiled_steps()
+        if self.dry_run and not self.mode.startswith("train"):
+            raise UserError(
+                "dry_run checks a training: mode must be train",
+                received=self.mode,
+            )
         if set(self.output_dir) & set("*?[]\\"):
             raise UserError(
                 "output_dir must not contain * ? [ ] or \\: TensorFlow reads "

@@ -134,16 +134,7 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
             remedy=f"Set --{split}_file.",
         )
     config.require("data_dir")
-    path = posixpath.join(config.data_dir, known.file)
-    if not files.exists(path):
-        raise UserError(
-            f"{config.data_dir} must contain {known.file}, the {split} file of "
-            f"--task={task.name}",
-            received="no such file",
-            remedy="Set --data_dir to the directory of the task's official "
-            "files.",
-        )
-    return path
+    return posixpath.join(config.data_dir, known.file)
 
 
 # --- rows --------------------------------------------------------------------
@@ -271,23 +262,19 @@ def read_lines(path: str) -> Iterator[str]:
     """The lines of a UTF-8 file, without line feed and byte order mark.
 
     Raises:
-        UserError: If the file is missing or is not UTF-8.
+        OSError: If the file cannot be read.
+        UserError: If it is not UTF-8.
     """
     return tables.read_lines(_read_blocks(path), path)
 
 
 def _read_blocks(path: str) -> Iterator[bytes]:
-    try:
-        with files.open_existing(path, "rb") as file:
-            blocks = iter(lambda: file.read(_BLOCK_SIZE), b"")
-            head = next(blocks, b"")
-            tables.check_format(head, path)
-            yield head
-            yield from blocks
-    except OSError as error:
-        raise UserError(
-            f"{path} must be a readable file", received=error.strerror
-        ) from None
+    with files.open_existing(path, "rb") as file:
+        blocks = iter(lambda: file.read(_BLOCK_SIZE), b"")
+        head = next(blocks, b"")
+        tables.check_format(head, path)
+        yield head
+        yield from blocks
 
 
 def read_text(path: str) -> str:

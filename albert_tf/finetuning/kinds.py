@@ -1264,11 +1264,6 @@ def find_task(config: TaskConfig) -> Task:
         ModuleNotFoundError: Without seqeval, for token classification.
     """
     name = config.task
-    if config.labels_are_lists and name != config_task.CLASSIFICATION:
-        raise UserError(
-            f"--labels_are_lists needs --task={config_task.CLASSIFICATION}",
-            received=name,
-        )
     if name in TASKS:
         return TASKS[name]
     if name not in OWN_TASKS:
@@ -1276,13 +1271,9 @@ def find_task(config: TaskConfig) -> Task:
             "--task must be one of " + ", ".join([*TASKS, *OWN_TASKS]),
             received=repr(name),
         )
-    if config.data_dir:
-        raise UserError(
-            f"--task={name} must have --train_file, --dev_file or --test_file "
-            "instead of --data_dir",
-            received=config.data_dir,
-        )
-    kind = KINDS[config_task.MULTI_LABEL if config.labels_are_lists else name]
+    kind = KINDS[name]
+    if name == config_task.CLASSIFICATION and config.labels_are_lists:
+        kind = KINDS[config_task.MULTI_LABEL]
     config.require(*kind.needs)
     for package in kind.packages:
         importlib.import_module(package)  # fails before the training, not after

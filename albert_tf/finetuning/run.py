@@ -115,8 +115,6 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
     began = began or time.time()
     mode, is_dry = config.training.mode, config.training.dry_run
     is_training = mode in ("train", "train_and_predict")
-    if is_dry and not is_training:
-        raise UserError("dry_run must be off with mode=eval and mode=predict")
     # All files are read first, so that their errors come before the training.
     task = find_task(config.task)
     if is_training:

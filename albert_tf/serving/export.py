@@ -31,6 +31,7 @@ from albert_tf.records.features import (
     MASK_ID,
     TOKENIZER_FILE,
 )
+from albert_tf.records.questions import WindowMaker
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
@@ -77,10 +78,9 @@ def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
 
     Raises:
         UserError: If the run, the checkpoint or its vocabulary does not exist
-            or does not fit, if `export_dir` exists, if `top_k` exceeds the
-            vocabulary, or if text signatures are requested and the vocabulary
-            or tensorflow-text is missing, or if a model with `precision`
-            answers unlike that of float32.
+            or does not fit, if `export_dir` exists, if text signatures are
+            requested and the vocabulary or tensorflow-text is missing, or if a
+            model with `precision` answers unlike that of float32.
     """
     export_dir = config.export_dir.rstrip("/")
     with new_directory(export_dir, "export_dir") as partial:
@@ -178,11 +178,6 @@ def load(config: ExportConfig, **changes: Any) -> LoadedRun:
         config.run_dir, config.checkpoint_step, **changes
     )
     run = run.replace(max_seq_length=_length_of_texts(config, run))
-    if config.top_k > run.model.vocab_size:
-        raise UserError(
-            "top_k must be at most vocab_size",
-            received=f"{config.top_k} and {run.model.vocab_size}",
-        )
     vocabulary = posixpath.join(config.run_dir, TOKENIZER_FILE)
     tokenizer = None
     if exists(vocabulary):
@@ -205,11 +200,14 @@ def load(config: ExportConfig, **changes: Any) -> LoadedRun:
         "max_seq_length": run.data.max_seq_length,
         "sentence_objective": run.training.sentence_objective,
         **{n: records.get(n) for n in _OF_VOCABULARY},
-        **_describe_answers(config, run),
     }
     if tokenizer:
         values = tokenizer.kind, tokenizer.do_lower_case, tokenizer.sha256
         serving |= dict(zip(_OF_VOCABULARY, values, strict=True))
+    if isinstance(run, FinetuningConfig) and KINDS[run.head.kind].asks_client:
+        serving[predict.QUESTION_ANSWERING] = _describe_answers(config, run)
+        if tokenizer:  # refuses a length that leaves no room for a document
+            WindowMaker(tokenizer, run.task, run.data.max_seq_length)
     return LoadedRun(run, model, step, vocabulary, tokenizer, serving)
 
 
@@ -240,53 +238,26 @@ def depth(config: ExportConfig) -> dict[str, int]:
 
 def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
     """The `max_seq_length` that was given in training, or for the export."""
-    positions = run.model.max_position_embeddings
-    if config.max_seq_length > positions:
-        raise UserError(
-            "max_seq_length must be at most max_position_embeddings",
-            received=f"{config.max_seq_length} and {positions}",
-        )
-    if not isinstance(run, FinetuningConfig):
-        return config.max_seq_length or run.data.max_seq_length
-    length = config.max_seq_length or run.data.text_length
-    if not KINDS[run.head.kind].asks_client:
-        return length
-    needed = run.task.max_query_length + 3
-    if config.text_signatures and length <= needed:
-        raise UserError(
-            "max_seq_length must be above max_query_length + 3, so that a "
-            "question leaves room for its context",
-            received=f"{length} and {run.task.max_query_length}",
-            remedy="Export with a larger --max_seq_length.",
-        )
-    return length
+    of_run = run.data.max_seq_length
+    if isinstance(run, FinetuningConfig):
+        of_run = run.data.text_length
+    return config.max_seq_length or of_run
 
 
 def _describe_answers(
-    config: ExportConfig, run: PretrainingConfig
+    config: ExportConfig, run: FinetuningConfig
 ) -> dict[str, Any]:
-    """What a client needs to find answers in scores; {} of other models."""
-    kind = run.head.kind if isinstance(run, FinetuningConfig) else "pretraining"
-    if not isinstance(run, FinetuningConfig) or not KINDS[kind].asks_client:
-        if config.null_threshold:
-            raise UserError(
-                "null_threshold needs a run of question answering",
-                received=f"{config.null_threshold} and a run of {kind}",
-                remedy="Omit --null_threshold.",
-            )
-        return {}
+    """What a client needs to find answers in scores."""
     threshold = float(
         config.null_threshold or null_threshold(config.run_dir, run)
     )
     settings = ("doc_stride", "max_query_length", "max_answer_length")
     return {
-        predict.QUESTION_ANSWERING: {
-            "squad_head": run.head.squad_head,
-            # JSON has no infinity, the threshold of SQuAD 1.1.
-            "null_threshold": None if math.isinf(threshold) else threshold,
-            **{name: getattr(run.task, name) for name in settings},
-            "n_best_size": run.task.n_best_size,
-        }
+        "squad_head": run.head.squad_head,
+        # JSON has no infinity, the threshold of SQuAD 1.1.
+        "null_threshold": None if math.isinf(threshold) else threshold,
+        **{name: getattr(run.task, name) for name in settings},
+        "n_best_size": run.task.n_best_size,
     }
 
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import ExportConfig, TaskHeadConfig
-from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import new_directory, write_bytes
 from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertForTask
@@ -47,9 +46,8 @@ def export(config: ExportConfig, texts: Sequence[str]) -> None:
     `export_dir` appears only when the model is verified.
 
     Raises:
-        UserError: As `export.export`. Also if the model needs an operation that
-            LiteRT does not have, or if the converted model does not answer like
-            the one in TensorFlow.
+        UserError: As `export.export`. Also if the converted model does not
+            answer like the one in TensorFlow.
         ModuleNotFoundError: Without ai-edge-litert.
     """
     import ai_edge_litert  # noqa: F401  # fails before the conversion
@@ -248,16 +246,7 @@ def _convert(run: LoadedRun, length: int | None, quantize: str) -> bytes:
         converter = tf.lite.TFLiteConverter.from_saved_model(directory)
         if quantize != "none":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        try:
-            content = converter.convert()
-        except Exception as error:  # the type is private
-            raise UserError(
-                "the model must be one that LiteRT can convert, by built-in "
-                "operations only",
-                received=first_line(error),
-                remedy="Export a SavedModel.",
-            ) from error
-    return _share_buffers(content)
+        return _share_buffers(converter.convert())
 
 
 def _share_buffers(content: bytes) -> bytes:

@@ -146,13 +146,6 @@ def predict_in_parts(
         chosen = sorted(order[begin : begin + _MAX_ROWS])
         part = {n: [v[row] for row in chosen] for n, v in inputs.items()}
         for name, values in model.predict(signature, part).items():
-            array = np.array(values)
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise UserError(
-                    f"{signature} must return finite numbers",
-                    received=f"NaN or infinity in {name}",
-                    remedy="Export a checkpoint whose weights are finite.",
-                )
             by_row = outputs.setdefault(name, [None] * num_rows)
             for row, value in zip(chosen, values, strict=True):
                 by_row[row] = value
@@ -161,21 +154,12 @@ def predict_in_parts(
 
 def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
     """Prints the predictions of a model for texts; see `albert_tf.predict`."""
-    signatures = model.list_signatures()
-    task = find_task(signatures)
-    if task:
-        _check(task, texts)
-    elif texts.question or texts.choice:
-        raise _lacks(
-            "question and choice need a fine-tuned model that takes text",
-            signatures,
-            "Omit --question and --choice, or export a fine-tuned run "
-            "without --notext_signatures.",
-        )
+    task = find_task(model.list_signatures())
+    _check(task, texts)
     rows = rows_of(texts)
     answers = answer_rows(model, rows)
     for row, answer in zip(rows, answers, strict=True):
-        if task:
+        if task.signature != FILL_MASK:
             print(json.dumps(answer, ensure_ascii=False))
         elif texts.text_pair:
             (name, probability), *_ = answer.items()
@@ -183,7 +167,7 @@ def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
             print(f"{probability:.1%} {name.replace('_', ' ')}: {pair}")
         else:
             _print_filled(row["text"], answer["masks"])
-    if not (task or texts.text_pair):
+    if task.signature == FILL_MASK and not texts.text_pair:
         without = [text for text in texts.text if MASK_PIECE not in text]
         warn_of_texts_without_mask(len(without), len(rows))
 
@@ -240,9 +224,7 @@ def answer_rows(
         that `text[start:end]` is the answer; `score`, `null_score` and
         `null_odds`.
     """
-    has_pairs = "text_pair" in rows[0]
-    signatures = model.list_signatures()
-    task = find_task(signatures) or _find_pretrained(signatures, has_pairs)
+    task = find_task(model.list_signatures())
     if task.signature == "score_spans":
         pairs = [(row["text"], row["question"]) for row in rows]
         return list(_answer_questions(model, pairs))
@@ -253,77 +235,62 @@ def answer_rows(
     inputs = {
         names.get(name, name): [row[name] for row in rows] for name in rows[0]
     }
-    suffix = "_pair" if has_pairs else ""
-    outputs = predict_in_parts(model, task.signature + suffix, inputs)
-    return list(_read_answers(outputs))
-
-
-def _lacks(wanted: str, signatures: Sequence[str], remedy: str) -> UserError:
-    return UserError(wanted, f"the signatures {', '.join(signatures)}", remedy)
+    has_pairs = "text_pair" in rows[0]
+    signature = task.of_pairs if has_pairs else task.signature
+    return list(_read_answers(predict_in_parts(model, signature, inputs)))
 
 
 class Task(NamedTuple):
-    """A kind of task, and the settings that hold its texts."""
+    """What a model answers, and the settings that hold its texts."""
 
-    signature: str  # of pairs of texts, + "_pair"
+    signature: str
     name: str  # in words
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ("text",)
     may_have: tuple[str, ...] = ()
+    of_pairs: str = ""  # the signature of pairs of texts
 
 
+FILL_MASK = "fill_mask_text"
 _TASKS = (
-    Task("classify_text", "classification", ("text",)),
-    Task("predict_value_text", "regression", ("text",)),
-    Task("tag_text", "token classification", ("text",)),
+    Task(FILL_MASK, "filling masks"),
+    Task("classify_text", "classification"),
+    Task("predict_value_text", "regression"),
+    Task("tag_text", "token classification"),
     Task("choose_text", "multiple choice", ("text", "question", "choice")),
     Task("score_spans", "question answering", ("text", "question")),
 )
 
 
-def find_task(signatures: Sequence[str]) -> Task | None:
-    """The task of a fine-tuned model; None for others, or without text."""
-    if "fill_mask" in signatures:
-        return None
+def find_task(signatures: Sequence[str]) -> Task:
+    """What a model with these signatures answers.
+
+    Raises:
+        UserError: If it takes no texts.
+    """
     for task in _TASKS:
-        takes_pairs = f"{task.signature}_pair" in signatures
-        pair = ("text_pair",) if takes_pairs else ()
+        names = [f"{task.signature}_pair"]
+        if task.signature == FILL_MASK:
+            sentences = SENTENCE_ANSWERS.values()
+            names = [f"{sentence.name}_text_pair" for sentence in sentences]
+        of_pairs = "".join(name for name in names if name in signatures)
         if task.signature in signatures:
-            return task._replace(may_have=pair)
-        if takes_pairs:
+            may_have = ("text_pair",) if of_pairs else ()
+            return task._replace(may_have=may_have, of_pairs=of_pairs)
+        if of_pairs:
             return task._replace(
-                name=f"{task.name} of pairs", needs=(*task.needs, *pair)
+                name=f"{task.name} of pairs",
+                needs=("text", "text_pair"),
+                of_pairs=of_pairs,
             )
-    return None
-
-
-def columns_of(
-    signatures: Sequence[str],
-) -> tuple[Sequence[str], Sequence[str]]:
-    """The texts that each row must have, and those that it may have."""
-    task = find_task(signatures) or Task("", "", ("text",), ("text_pair",))
-    return task.needs, task.may_have
-
-
-def _find_pretrained(signatures: Sequence[str], has_pairs: bool) -> Task:
-    """What a pretrained model does with texts."""
-    remedy = "Export the run again without --notext_signatures."
-    if not has_pairs:
-        if "fill_mask_text" in signatures:
-            return Task("fill_mask_text", "filling masks", ("text",))
-        wanted = "masks can be filled only by a model with text signatures"
-        raise _lacks(wanted, signatures, remedy)
-    for sentence in SENTENCE_ANSWERS.values():
-        if f"{sentence.name}_text_pair" in signatures:
-            return Task(f"{sentence.name}_text", "", ("text", "text_pair"))
-    raise _lacks(
-        "text_pair needs a model with a sentence head and text signatures",
-        signatures,
-        f"{remedy} It must be trained with --sentence_objective=sop or nsp.",
+    raise UserError(
+        "the model must have signatures that take text",
+        received=", ".join(signatures),
+        remedy="Export the run again without --notext_signatures.",
     )
 
 
 def _check(task: Task, texts: TextsConfig) -> None:
-    _, name, needs, may_have = task
+    _, name, needs, may_have, _ = task
     settings = ("text", "text_pair", "question", "choice")
     given = [setting for setting in settings if getattr(texts, setting)]
     if not set(needs) <= set(given) <= {*needs, *may_have}:

@@ -231,7 +231,6 @@ def test_a_dry_run_checks_and_leaves_no_file(tiny_tasks, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-REGRESSION = {"task": "regression", "text_pair_column": ""}
 AX = {"task": "ax", "train_file": "", "dev_file": ""}
 
 
@@ -248,7 +247,6 @@ AX = {"task": "ax", "train_file": "", "dev_file": ""}
             "must have a file for dev",
         ),
         ({"mode": "predict", "checkpoint": "best"}, "config.json must exist"),
-        (REGRESSION | {"labels_are_lists": True}, "--task=classification"),
         *(
             (AX | source, "--task=ax has no training set. Train on --task=mnli")
             for source in (

@@ -37,10 +37,6 @@ def test_the_paper_starts_three_tasks_from_mnli():
     ("settings", "message"),
     [
         ({"task": "squad"}, r"squad_v2.*Received: 'squad'"),
-        (
-            {"task": "classification", "data_dir": "glue_data"},
-            r"--train_file.*Received: glue_data",
-        ),
         ({"task": "multiple_choice"}, "--choice_columns is required"),
     ],
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.text
 
 
 class Signatures:
-    """A model that has these signatures and answers NaN."""
+    """A model that has these signatures."""
 
     def __init__(self, *names):
         self.names = ["serving_default", *names]
@@ -27,9 +27,6 @@ class Signatures:
 
     def list_signatures(self):
         return self.names
-
-    def predict(self, signature, inputs):
-        return {"label": ["a"], "probabilities": [[float("nan")]]}
 
 
 # Signatures, texts, and the error.
@@ -49,23 +46,14 @@ REFUSED = [
         "must be given text. Received: text, text_pair. Set --text=..., and "
         "omit --text_pair",
     ),
-    (
-        *("classify_text", {}),
-        "classify_text must return finite numbers. Received: NaN or infinity "
-        "in probabilities.",
-    ),
     ("fill_mask", {}, "Export the run again without --notext_signatures."),
     (
-        *("fill_mask", {"text_pair": ("b",)}),
-        "without --notext_signatures. It must be trained with --sentence_objec",
-    ),
-    (
         *("fill_mask_text", {"text_pair": ("b",)}),
-        "a sentence head and text signatures. Received: the signatures serving",
+        "filling masks must be given text. Received: text, text_pair.",
     ),
     (
-        *("fill_mask", {"question": ("b",)}),
-        "Omit --question and --choice, or export a fine-tuned run",
+        *("fill_mask_text", {"question": ("b",)}),
+        "Received: text, question. Set --text=..., and omit --question.",
     ),
 ]
 
