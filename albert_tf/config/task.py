@@ -355,6 +355,7 @@ class FinetuningTrainingConfig(
     without_flags=(
         "checkpoint_step",
         "sentence_objective",
+        "eval_sentence_objective",
         "dropout_schedule",
     ),
     defaults={
