@@ -131,6 +131,7 @@ print(by_default, page_faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="needs the GNU C library"
 )

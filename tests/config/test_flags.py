@@ -156,6 +156,7 @@ for module in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_help_answers_at_once():
     """Each command in a process of its own, which has absl and NumPy only."""
     modules = [module for *_, module in find_commands().values()]
@@ -189,6 +190,7 @@ NEED_TENSORFLOW = (
 )
 
 
+@pytest.mark.slow
 def test_without_tensorflow_a_command_ends_in_one_line():
     program = "import sys; sys.modules['tensorflow'] = None\n" + HELP
     program = program.replace(
@@ -223,6 +225,7 @@ def run_command(body, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_tensorflow_starts_in_silence_without_a_gpu(monkeypatch):
     if any(map(glob.glob, versions.ACCELERATORS)):
         pytest.skip("a machine with a GPU or TPU")
@@ -297,13 +300,10 @@ def test_a_removed_flag_names_its_replacement(monkeypatch):
         flags._parse_command_line(["command", "--old_name=3"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["albert_tf", "--help"],
-        ["albert_tf", "predict", "-h"],
-        ["data_prep.build_tfrecords", "--help"],
-    ],
+    [["albert_tf", "--help"], ["data_prep.build_tfrecords", "--help"]],
 )
 def test_output_that_nobody_reads_ends_in_silence(arguments):
     """As `| head -1` does; a full device is named in one line."""

@@ -181,6 +181,7 @@ def test_the_last_block_computes_only_keys_and_values_everywhere(layers, remat):
     assert concrete.structured_outputs.shape == (2, 3, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "settings"),
     [

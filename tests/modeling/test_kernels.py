@@ -209,11 +209,12 @@ def test_the_gradient_of_a_bias_on_a_gpu_is_a_float32_sum():
 MODEL_TOLERANCE = 10 * BFLOAT16_ULP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "dtype", "tolerance"),
     [
         (tiny_model.FUSED, "mixed_bfloat16", MODEL_TOLERANCE),
-        pytest.param(tiny_model.TPU, "float32", 1e-5, marks=pytest.mark.slow),
+        (tiny_model.TPU, "float32", 1e-5),
     ],
     ids=["bfloat16", "tpu"],
 )

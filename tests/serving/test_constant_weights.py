@@ -91,6 +91,7 @@ def text_file(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow
 def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
     from albert_tf.export_saved_model import main
 
@@ -147,6 +148,7 @@ def test_fine_tuned_models_are_verified(name, text_file, tmp_path):
     assert verified["equal_answers"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_model_that_answers_otherwise_is_not_written(
     run_dir, text_file, tmp_path, monkeypatch
 ):
