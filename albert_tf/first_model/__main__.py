@@ -43,6 +43,7 @@ from albert_tf.cluster import devices
 from albert_tf.config import FirstModelConfig, flags
 from albert_tf.errors import UserError, describe_end, name_faults
 from albert_tf.first_model.plan import corpus_flags, find_device, make_plan
+from albert_tf.first_model.stages import has_trained
 from albert_tf.first_model.verdict import WORSE
 from albert_tf.io import files, jobs
 from albert_tf.io.artifact import differences, lock
@@ -52,7 +53,7 @@ EXIT_WORSE = 3  # than the frequency of the pieces
 # Below this number of characters, a vocabulary and a model from random weights
 # learn nothing; and there is nothing to hold out.
 SMALLEST_TEXT, SMALLEST_CONTINUED = 200_000, 10_000
-LATE = 1.15  # a first model that takes this multiple of its time is stopped
+LATE = 1.1  # without a step in this multiple of the time, it is stopped
 PROGRESS_SECONDS = 15.0
 
 
@@ -120,7 +121,7 @@ class FirstModel:
         files.write_json(f"{self.dir}/first_model.json", self.state)
 
     def _tick(self) -> bool:
-        """Counts and reports the time; whether it is more than over."""
+        """Counts and reports the time; whether it is over without a step."""
         now = time.monotonic()
         self.state["seconds"] += now - self._ticked
         self._ticked = now
@@ -134,7 +135,8 @@ class FirstModel:
                 parts.append(f"step {row['step']:,}")
                 parts.append(f"loss {row['masked_lm_loss']:.3f}")
             logging.info("%s", " | ".join(parts))
-        return self.state["seconds"] > LATE * 60 * self.minutes + 30
+        is_late = self.state["seconds"] > LATE * 60 * self.minutes
+        return is_late and not has_trained(self.dir)
 
     def _can_stop(self) -> bool:
         """Whether SIGTERM ends the stages soon; not in a first step."""
@@ -239,7 +241,7 @@ def read_state(config: FirstModelConfig) -> dict[str, Any]:
     changes = differences(state["settings"], settings) if state else []
     if state and not changes:
         return state
-    if state and os.path.exists(f"{config.output_dir}/runs"):
+    if state and has_trained(config.output_dir):
         before = state["settings"]
         is_more = {**before, "minutes": max(before["minutes"], config.minutes)}
         if state["is_complete"] and is_more == settings:

@@ -19,6 +19,8 @@ from albert_tf.errors import UserError
 from albert_tf.io import files, shipped
 from albert_tf.records.tokenization import Tokenizer
 
+# Less English text than this is for continuing the released model.
+SUITS_CONTINUED = 20_000_000
 HELD_OUT_CHARACTERS, HELD_OUT_DOCUMENTS = 500_000, 5
 # ISO 639 codes of languages whose script has thousands of characters.
 MANY_CHARACTERS = ("zh", "ja", "yue")
@@ -211,7 +213,14 @@ def make_plan(
     capitals = "read as small letters" if lower_case else "kept"
     joined = text["joined_lines"]
     wrapped = f"; {joined:,} ends of wrapped lines are spaces" if joined else ""
-    facts = [
+    facts = []
+    is_new_english = config.language == "en" and not config.init_checkpoint
+    if is_new_english and text["characters"] < SUITS_CONTINUED:
+        facts.append(
+            "advice: if the text is English, continue the released model on "
+            "it: --init_checkpoint=albert_mini_en"
+        )
+    facts += [
         f"text: {text['characters']:,} characters in {text['documents']:,} "
         f"documents; capitals are {capitals}; accents are {accents}{wrapped}",
         f"vocabulary: {about_vocabulary}",

@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import os
+import pathlib
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from albert_tf.cluster import devices, versions
@@ -29,9 +30,9 @@ from albert_tf.io import files, jobs, shipped
 # Shares of the time of training at a constant learning rate, of the longest
 # examples and of all shorter ones. The decay of the rate has the rest.
 LONGEST_SHARE, SHORTER_SHARE = 0.15, 0.4
-# Time of the start of the decay, and of export, masks and curves after it, as
-# multiples of the start of the first stage.
-NEXT_START, TAIL = 0.6, 1.4
+# Time of the start of the decay, and of export, masks and curves after it, as a
+# multiple of the start of the first stage.
+END = 2
 RESERVE = 0.03  # of all time, never planned
 LATE = 1.1  # a decay that takes this multiple of its time is stopped
 SMALLEST_TRAINING = 30  # seconds
@@ -62,8 +63,7 @@ class Stages:
         """Runs the stages, and prints the results."""
         plan, replace = self.plan, f"--overwrite={self.state['overwrite']}"
         # Later, the text may have grown.
-        has_begun = os.path.exists(f"{self.dir}/runs")
-        prepare = self._note if has_begun else self._call
+        prepare = self._note if has_trained(self.dir) else self._call
         if plan.vocabulary_flags:
             prepare(
                 "data_prep.train_tokenizer", *plan.vocabulary_flags, replace
@@ -80,7 +80,10 @@ class Stages:
         devices.skip_metadata_query_without_chips()
         versions.import_tensorflow()
         start = self.state["start"]
-        before = self._evaluate_initial(start) if start else {}
+        before = {}
+        if start:
+            name = f"before{self.suffix}"
+            before = self._once(name, self._evaluate_initial)
         names = self._train_stages(start)
         self._show(names, before, figures)
 
@@ -88,21 +91,21 @@ class Stages:
         """Seconds so far, also of interrupted processes."""
         return time.monotonic() - self._began
 
+    def _left(self) -> float:
+        return self.seconds * (1 - RESERVE) - self._used()
+
     # --- training -------------------------------------------------------------
 
     def _train_stages(self, start: str) -> list[str]:
         """Trains on examples of each length, then decays; returns the names."""
-        # It stays the same after an interruption.
-        path = f"{self.dir}/training{self.suffix}.json"
-        total = self.seconds * (1 - RESERVE) - self._used()
-        total = (files.load_json_if_any(path) or {"seconds": total})["seconds"]
+        # The shares of the stages stay the same after an interruption.
+        total = self._once(f"seconds{self.suffix}", self._left)
         if total < SMALLEST_TRAINING:
             raise UserError(
                 "minutes must leave time to train after vocabulary and records",
                 received=f"{self.seconds / 60:g}, which leaves {total:.0f} s",
                 remedy="Give more --minutes.",
             )
-        files.write_json(path, {"seconds": total})
         lengths = self.plan.lengths[-1 if self.state["round"] else 0 :]
         names = []
         for length in lengths:
@@ -116,15 +119,14 @@ class Stages:
         rows = self._metrics(names[-1])
         steady = rows[len(rows) // 2 :]
         speed = len(steady) / sum(1 / row["steps_per_second"] for row in steady)
-        left = self.seconds * (1 - RESERVE) - self._used()
-        left -= (NEXT_START + TAIL) * self._start_up
+        left = self._left() - END * self._start_up
         num_steps = max(50, int(left * speed))
         name = f"decay{self.suffix}"
         begun = files.load_json_if_any(f"{self.dir}/runs/{name}/config.json")
         if begun:  # by an interrupted process
             num_steps = begun["training"]["num_train_steps"]
-        allowed = LATE * left + NEXT_START * self._start_up
-        self._train(name, lengths[-1], start, max(1, allowed), num_steps)
+        allowed = max(1, LATE * left + self._start_up)
+        self._train(name, lengths[-1], start, allowed, num_steps)
         return [*names, name]
 
     def _train(
@@ -223,21 +225,18 @@ class Stages:
         )
         return json.loads(printed.splitlines()[-1])
 
-    def _evaluate_initial(self, start: str) -> dict[str, float]:
+    def _evaluate_initial(self) -> dict[str, float]:
         """Metrics of the model whose training continues."""
-        path = f"{self.dir}/before{self.suffix}.json"
-        if not os.path.exists(path):
-            run = shipped.find(start, shipped.MODEL)
-            if not os.path.exists(f"{run}/checkpoints"):
-                run = f"{self.dir}/runs/start"
-                if not os.path.exists(run):
-                    self._call(
-                        "albert_tf.convert_checkpoint",
-                        f"--from={start}",
-                        f"--to={run}",
-                    )
-            files.write_json(path, self._evaluate(run))
-        return files.load_json(path)
+        run = shipped.find(self.state["start"], shipped.MODEL)
+        if not os.path.exists(f"{run}/checkpoints"):
+            source, run = run, f"{self.dir}/runs/start"
+            if not os.path.exists(run):
+                self._call(
+                    "albert_tf.convert_checkpoint",
+                    f"--from={source}",
+                    f"--to={run}",
+                )
+        return self._evaluate(run)
 
     def _metrics(self, name: str, split: str = "train") -> list[dict[str, Any]]:
         """The lines of the log of a training."""
@@ -246,6 +245,13 @@ class Stages:
 
         rows = read_metrics(f"{self.dir}/runs/{name}")
         return [row for row in rows if row["split"] == split]
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What a function has returned at its first call, also interrupted."""
+        path = f"{self.dir}/{name}.json"
+        if not os.path.exists(path):
+            files.write_json(path, make())
+        return files.load_json(path)
 
     # --- commands -------------------------------------------------------------
 
@@ -275,16 +281,17 @@ class Stages:
             f"--eval_input_file={records}/eval/*.tfrecord",
         )
         self._note(*command)
-        path = f"{self.dir}/baselines.json"
-        if not os.path.exists(path):
+
+        def run() -> dict[str, Any]:
             # In a process of its own, since it hides accelerators.
             printed = subprocess.check_output(
                 [sys.executable, "-m", *command],
                 env=jobs.environment(),
                 text=True,
             )
-            files.write_json(path, json.loads(printed))
-        return files.load_json(path)
+            return json.loads(printed)
+
+        return self._once("baselines", run)
 
     # --- results --------------------------------------------------------------
 
@@ -324,7 +331,13 @@ class Stages:
         loss, accuracy = (
             held_out[f"masked_lm_{name}"] for name in ("loss", "accuracy")
         )
-        verdict = judge(loss, figures, training, self.seconds / 60)
+        verdict = judge(
+            loss,
+            figures,
+            training,
+            self.seconds / 60,
+            before.get("masked_lm_loss"),
+        )
         seconds = sum(row["loop_seconds"] for rows in training for row in rows)
         summary = {
             "verdict": verdict.text,
@@ -355,6 +368,11 @@ class Stages:
             f"The model is {verdict.text}. {verdict.advice}"
         )
         files.write_json(f"{self.dir}/summary.json", summary)
+
+
+def has_trained(directory: str) -> bool:
+    """Whether a training of the first model in a directory has done a step."""
+    return any(pathlib.Path(directory).glob("runs/*/metrics.jsonl"))
 
 
 def main(config: FirstModelConfig) -> None:

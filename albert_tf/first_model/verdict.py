@@ -46,6 +46,7 @@ def judge(
     figures: dict[str, Any],
     training: Sequence[Sequence[dict[str, Any]]],
     minutes: float,
+    before: float | None = None,
 ) -> Verdict:
     """Compares a model with simpler ones, and reads its curves.
 
@@ -55,6 +56,7 @@ def judge(
         training: The lines of the log of each stage, of which the first has a
             constant learning rate, and the last ends with the model.
         minutes: Time that the model had.
+        before: The loss of the initial model, if any.
     """
     text = WORSE
     if loss < figures["unigram_loss"]:
@@ -63,7 +65,12 @@ def judge(
     end = training[-1][-max(1, len(training[-1]) // 10) :]
     on_text = float(np.mean([row["masked_lm_loss"] for row in end]))
     gain = gain_of_doubling([row["masked_lm_loss"] for row in training[0]])
-    if text != BEST and num_steps < FEW_STEPS:
+    if before is not None and loss >= before:
+        advice = (
+            f"The initial model is better (loss {before:.2f}): use that one, "
+            "or give more text."
+        )
+    elif text != BEST and num_steps < FEW_STEPS:
         needed = minutes * max(2, FEW_STEPS / num_steps)
         advice = f"It had only {num_steps:,} steps: try --minutes={needed:.0f}."
     elif loss - on_text > BY_HEART:

@@ -59,10 +59,12 @@ def test_the_vocabulary_follows_from_the_text(tmp_path):
     plan = plan_of(text={**TEXT, "characters": 700_000, "documents": 4})
     assert plan.vocabulary_flags[-1] == "--vocab_size=1500"
     assert "--keep_accents" in plan.vocabulary_flags
-    assert "accents are kept" in plan.facts[0]
+    assert "continue the released model" in plan.facts[0]
+    assert "accents are kept" in plan.facts[1]
     # Of few documents, some are held out.
     assert plan.records_flags[-1] == "--holdout_fraction=0.5"
     large = plan_of(text={**TEXT, "characters": 300_000_000})
+    assert large.facts[0].startswith("text: ")
     assert large.vocabulary_flags[-1] == "--vocab_size=4000"
     chinese = plan_of(language="zh")
     assert "--vocab_size=8000" in chinese.vocabulary_flags
@@ -133,6 +135,8 @@ def test_a_model_is_compared_with_simpler_ones(case):
     verdict = judge(loss, figures, [first, last], minutes=10)
     assert verdict.text == text
     assert advice in verdict.advice
+    continued = judge(loss, figures, [first, last], minutes=10, before=4.2)
+    assert "The initial model is better (loss 4.20)" in continued.advice
 
 
 # By name: the setting and its value, and words of the refusal, by the reader of
@@ -220,7 +224,8 @@ def test_the_failure_of_the_stages_is_explained(
 
 def test_a_complete_model_gets_more_time(tmp_path):
     out = tmp_path / "out"
-    (out / "runs").mkdir(parents=True)
+    (out / "runs/decay").mkdir(parents=True)
+    (out / "runs/decay/metrics.jsonl").touch()
     config = FirstModelConfig((str(tmp_path),), output_dir=str(out))
     state = {
         "settings": config.result_settings(),
