@@ -11,6 +11,7 @@ REMOVED: dict[str, str] = {
     "eval_pairs_per_file": "measure checkpoints with albert-tf score",
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
     "evaluation": "evaluate a run with run_pretraining --mode=eval",
+    "fuse_on_cpu": "--jit_compile is for CPUs, too",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
     "libtpu_init_args": "set the environment variable LIBTPU_INIT_ARGS",
     "max_rollbacks": "a run that diverges ends; start another one from it with "

@@ -110,15 +110,10 @@ class DistributionConfig(Config, affects="nothing"):
     )
     jit_compile: bool = setting(
         True,
-        "On GPUs, let XLA compile the forward and the backward pass. "
-        "--nojit_compile runs their operations one by one, which should be "
-        "slower. On TPUs, the step is always compiled; for CPUs, see "
-        "--fuse_on_cpu.",
-    )
-    fuse_on_cpu: bool = setting(
-        True,
-        "On CPUs, let XLA compile the operations between matrix products. "
-        "--nofuse_on_cpu runs them one by one, which is slower.",
+        "Let XLA compile the forward and the backward pass on GPUs, and the "
+        "operations between matrix products on CPUs. --nojit_compile runs "
+        "operations one by one, which is slower. On TPUs, the step is always "
+        "compiled.",
     )
     worker_timeout_s: int = setting(
         600,
@@ -145,11 +140,11 @@ class DistributionConfig(Config, affects="nothing"):
                 received=self.strategy,
                 remedy="JAX_PLATFORMS=cpu, cuda or tpu selects devices.",
             )
-        if not (self.fuse_on_cpu and self.jit_compile):
+        if not self.jit_compile:
             raise UserError(
-                "fuse_on_cpu and jit_compile must be on with runtime=pjrt, "
-                "which compiles complete steps",
-                received=f"{self.fuse_on_cpu}, {self.jit_compile}",
+                "jit_compile must be on with runtime=pjrt, which compiles "
+                "complete steps",
+                received=self.jit_compile,
             )
 
 

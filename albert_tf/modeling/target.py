@@ -26,11 +26,12 @@ class ProgramTarget:
         cls, config: DistributionConfig, device_type: str
     ) -> "ProgramTarget":
         """The target of a run; ignores settings for other types of devices."""
-        fuses = device_type == "CPU" and config.fuse_on_cpu
+        if not config.jit_compile:
+            return cls(device_type)
         return cls(
             device_type,
-            fuse=fuses and _can_compile_for_cpus(),
-            jit_compile=device_type == "GPU" and config.jit_compile,
+            fuse=device_type == "CPU" and _can_compile_for_cpus(),
+            jit_compile=device_type == "GPU",
         )
 
     @property

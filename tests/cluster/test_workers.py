@@ -56,7 +56,7 @@ def test_a_lost_worker_ends_the_others_with_one_line(
         tmp_path / "run",
         runtime=runtime,
         strategy="multi_worker",
-        fuse_on_cpu=runtime == "pjrt",
+        jit_compile=runtime == "pjrt",
         num_train_steps=10**6,
         steps_per_loop=5,
         save_checkpoints_steps=10,

@@ -19,7 +19,7 @@ UNREAD = {
         "init_checkpoint init_vocabulary init_optimizer_state from_scratch"
     ),
     "read by a method of the settings": "dropout_schedule profile_steps",
-    "other devices": "jit_compile worker_timeout_s hang_timeout_s",
+    "other devices": "worker_timeout_s hang_timeout_s",
     "other modes": "checkpoint checkpoint_step test_file",
     "the architecture, by a method; a change is refused": "num_hidden_groups",
     "other records": (

@@ -156,7 +156,7 @@ def test_a_run_by_jax_is_that_by_tensorflow(tiny_tasks, tmp_path):
             strategy="auto",
             mode="train_and_predict",
             runtime=runtime,
-            fuse_on_cpu=True,
+            jit_compile=True,
         )
         for runtime in ("tensorflow", "pjrt")
     }

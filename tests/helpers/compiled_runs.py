@@ -11,7 +11,7 @@ def tiny_config(**changes):
     return tiny_run.make_config(
         pathlib.Path("records"),
         pathlib.Path("run"),
-        **{"dropout_schedule": "0:0.0", **changes},
+        **{"dropout_schedule": "0:0.0", "jit_compile": True, **changes},
     )
 
 

@@ -115,7 +115,7 @@ def make_config(
         optimizer=OptimizerConfig(learning_rate=0.02, num_warmup_steps=2),
         # Programs without fused kernels compile in two thirds of the time.
         distribution=DistributionConfig(
-            strategy="one_device", fuse_on_cpu=False
+            strategy="one_device", jit_compile=False
         ),
         training=TrainingConfig(
             output_dir=str(run_dir),

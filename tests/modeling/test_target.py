@@ -10,7 +10,7 @@ from albert_tf.modeling.target import ProgramTarget
     ("device_type", "settings", "expected"),
     [
         ("CPU", {}, {"fuse": True}),
-        ("CPU", {"fuse_on_cpu": False}, {}),
+        ("CPU", {"jit_compile": False}, {}),
         ("GPU", {}, {"jit_compile": True}),
         ("GPU", {"jit_compile": False}, {}),
         ("TPU", {}, {}),

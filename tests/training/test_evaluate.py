@@ -74,6 +74,7 @@ def test_the_mean_is_over_masked_tokens_without_padding(
     config = config.replace(strategy="mirrored", num_logical_cpus=2)
     assert evaluate_with(config)[0] == pytest.approx(figures, rel=1e-5)
     monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
+    config = config.replace(jit_compile=True)
     compiled = []
     function = tf.function
 

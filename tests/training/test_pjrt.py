@@ -41,7 +41,7 @@ def settings(records, run_dir, **changes):
         steps_per_loop=10,
         save_checkpoints_steps=20,
         eval_every_n_steps=50,
-        fuse_on_cpu=True,
+        jit_compile=True,
         dropout_schedule="0:0.0",
         **changes,
     )
@@ -192,7 +192,7 @@ def test_host_reads_results_two_steps_late(tiny_records, tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"strategy": "mirrored"}, "strategy must be auto or multi_worker"),
-        ({"fuse_on_cpu": False}, "fuse_on_cpu and jit_compile must be on"),
+        ({"jit_compile": False}, "jit_compile must be on"),
     ],
 )
 def test_settings_of_tensorflow_are_refused(changes, message):

@@ -112,7 +112,7 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
     )
     on_cpus = run_steps(plain)
     monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
-    on_gpus = run_steps(plain.replace(remat=True))
+    on_gpus = run_steps(plain.replace(remat=True, jit_compile=True))
     assert (on_cpus.num_compiled, on_gpus.num_compiled) == (0, 2)
     # Not one kernel for each variable: XLA compiles the clipping, too.
     assert on_gpus.num_uncompiled_norms == 0 < on_cpus.num_uncompiled_norms
@@ -126,7 +126,7 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
 
 
 def test_dropout_of_rate_0_adds_no_random_operation(tiny_records):
-    config = tiny_run.make_config(tiny_records, UNUSED, fuse_on_cpu=True)
+    config = tiny_run.make_config(tiny_records, UNUSED, jit_compile=True)
     program = StepProgram(config)
     without, with_dropout = (
         operations_of(program, 1, rates)[0]
