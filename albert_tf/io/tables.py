@@ -66,6 +66,8 @@ _OTHER_FORMATS = {
     b"{\\rtf": ("RTF", "Save it as plain text."),
 }
 
+_HTML = re.compile(rb"\s*<(!doctype )?html\b", re.IGNORECASE)
+
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\ufeff]*")
 
 
@@ -90,6 +92,10 @@ def check_format(head: bytes, name: str) -> None:
     for magic, (what, remedy) in _OTHER_FORMATS.items():
         if head.startswith(magic):
             raise UserError(f"{name} must be UTF-8", what, remedy)
+    if _HTML.match(head):
+        raise UserError(
+            f"{name} must be text", "HTML", "Extract its text, e.g. with lynx."
+        )
     if head[257:262] == b"ustar":
         raise UserError(
             f"{name} must be UTF-8", "a tar archive", "Unpack it with tar -xf."

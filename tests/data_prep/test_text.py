@@ -343,6 +343,7 @@ REFUSED = [
     ("a.txt", b"PK\x03\x04\x14", "zip archive.*unzip"),
     ("a.txt", "One a.\n".encode("utf-32"), "UTF-32.*iconv"),
     ("a", b"%PDF-1.7\nOne", "PDF.*pdftotext"),
+    ("a.txt", b"\n<!DOCTYPE html><html>", "HTML.*lynx"),
     ("a.txt", b"{\\rtf1\\ansi One.}", "RTF.*plain text"),
     ("a", b'text,label\n"One, two",1\n', r"table.*--input_format=csv"),
     ("a", b"1\tOne a.\n2\tTwo b.\n3\tThree", "table"),
