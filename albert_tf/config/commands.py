@@ -334,7 +334,8 @@ class FirstModelConfig(Config):
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
     text_flags: str = setting(
         "",
-        "Further flags of data_prep.train_tokenizer and build_tfrecords, e.g. "
+        "Further flags of python -m data_prep.inspect_text, for all commands "
+        "that read the text, e.g. "
         "'--text_field=body --on_bad_utf8=replace'.",
     )
     output_dir: str = setting(
@@ -345,8 +346,8 @@ class FirstModelConfig(Config):
     )
     minutes: float = setting(
         10.0,
-        "Time for everything together, in minutes. More time gives a better "
-        "model.",
+        "Time for everything together, in minutes. More time gives a larger or "
+        "better model; a complete one goes on from its last constant rate.",
         at_least=1,
     )
     init_checkpoint: str = setting(

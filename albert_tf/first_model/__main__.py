@@ -95,11 +95,14 @@ class FirstModel:
                 is_over=self._tick,
                 has_progress=self._can_stop,
             )
-            self.state["is_complete"] = not status and results.stat().st_size
+            has_results = results.stat().st_size > 0
+            self.state["is_complete"] = status == 0 and has_results
         finally:
             self._save()
         lines = pathlib.Path(log).read_text(errors="replace").splitlines()
         lines = [line for line in lines if line.strip()] or ["no message"]
+        if lines[-1].startswith("error: ") and status == 1:
+            raise UserError(lines[-1].removeprefix("error: "))
         if status:
             raise UserError(
                 "the first model must be made without an error",

@@ -194,6 +194,11 @@ FAILURES = {
         0,
         "SIGABRT: bad table",
     ),
+    "is refused": (
+        "os.write(2, b'error: no disk. Buy one.')\nos._exit(1)",
+        0,
+        "^no disk. Buy one.$",
+    ),
     "is late": ("time.sleep(100)", 1000, "minutes must be enough for some"),
 }
 
