@@ -23,6 +23,8 @@ INSTALL = (
     "or 'albert-tf[cpu,jax]' (CPUs only)"
 )
 
+_FOREVER_MS = 10**12
+
 _ALIAS = re.compile(
     r"parameter_number = (\d+) : i64}, output_index = array<i64: (\d+)>"
 )
@@ -45,6 +47,26 @@ def check_installed() -> None:
             received=" and ".join(found),
             remedy=f"{INSTALL}.",
         )
+
+
+def wait_for_loss() -> str:
+    """Waits until JAX says that another process of the run is lost.
+
+    Returns:
+        What it says; "" at the end of the run.
+    """
+    import jax
+    from jax._src.distributed import global_state
+
+    # No other process reaches this barrier: only an error can end it.
+    barrier = f"loss seen by {global_state.process_id}"
+    try:
+        global_state.client.wait_at_barrier(barrier, _FOREVER_MS)
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error)
+        is_end = "task disconnected" in said or "CANCELLED" in said
+        return "" if is_end else said.splitlines()[0]
+    return ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

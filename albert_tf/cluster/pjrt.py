@@ -5,6 +5,7 @@ on the CPU. JAX compiles them and runs them on all its devices, also on those of
 other processes. Calls return before the devices are done.
 """
 
+import atexit
 import collections
 import contextlib
 import dataclasses
@@ -12,16 +13,21 @@ import errno
 import functools
 import os
 import pathlib
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from albert_tf.cluster import devices, jax_private
 from albert_tf.cluster.runtime import ReplicaFunction, read_flag
+from albert_tf.cluster.workers import TRY_S, end_with_lost_worker
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
+from albert_tf.io import faults
 
 TO_SAVE_MEMORY = (
     "Raise --gradient_accumulation_steps, or pass --remat or "
@@ -29,6 +35,11 @@ TO_SAVE_MEMORY = (
 )
 
 _AXIS = "replicas"
+# How JAX's errors begin that the loss of a process may cause.
+_LOSS = re.compile(
+    "(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|UNKNOWN|"
+    "FAILED_PRECONDITION): "
+)
 # Where JAX stores compiled programs, unless its own variable says otherwise.
 _CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _CACHE = "~/.cache/albert_tf/jax"
@@ -64,31 +75,12 @@ def make_strategy(
     if number > 1:
         with contextlib.suppress(RuntimeError):  # JAX has started
             jax.config.update("jax_num_cpu_devices", number)
-    timeout_s = config.worker_timeout_s
+    several = cluster or config.strategy == "multi_worker"
+    if several and not jax.distributed.is_initialized():
+        _connect(cluster, config.worker_timeout_s)
     try:
-        several = cluster or config.strategy == "multi_worker"
-        if several and not jax.distributed.is_initialized():
-            # Its handler of SIGTERM would do nothing.
-            jax.config.update("jax_enable_preemption_service", False)
-            first, num_processes, index = cluster or (None, None, None)
-            jax.distributed.initialize(
-                first,
-                num_processes,
-                index,
-                devices.gpus_of_this_process(),
-                initialization_timeout=timeout_s,
-                heartbeat_timeout_seconds=timeout_s,
-                shutdown_timeout_seconds=timeout_s,
-            )
         found = jax.devices("cpu" if number > 1 else None)
-    except jax.errors.JaxRuntimeError as error:
-        raise RetryError(
-            "all workers must start within worker_timeout_s="
-            f"{timeout_s} and connect to the first",
-            received=first_line(error)[:300],
-            remedy="Check their logs; then start all workers again.",
-        ) from None
-    except (RuntimeError, ValueError) as error:
+    except RuntimeError as error:
         raise UserError(
             "runtime=pjrt needs a device of JAX",
             received=first_line(error)[:300],
@@ -116,7 +108,47 @@ def make_strategy(
                 for d in {d.process_index: d for d in found}.values()
             ),
         )
-    return PjrtStrategy(found)
+    return PjrtStrategy(found, config.worker_timeout_s)
+
+
+def _connect(cluster: tuple[str, int, int] | None, timeout_s: int) -> None:
+    """Connects the processes, and watches for one that is lost."""
+    import jax
+
+    # Its handler of SIGTERM would do nothing.
+    jax.config.update("jax_enable_preemption_service", False)
+    first, num_processes, index = cluster or (None, None, None)
+    try:
+        jax.distributed.initialize(
+            first,
+            num_processes,
+            index,
+            devices.gpus_of_this_process(),
+            initialization_timeout=timeout_s,
+            heartbeat_timeout_seconds=timeout_s,
+            shutdown_timeout_seconds=timeout_s,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise RetryError(
+            "all workers must start within worker_timeout_s="
+            f"{timeout_s} and connect to the first",
+            received=first_line(error)[:300],
+            remedy="Check their logs; then start all workers again.",
+        ) from None
+    except ValueError as error:
+        raise UserError(
+            "strategy=multi_worker needs the addresses of the workers",
+            received=f"JAX says: {first_line(error)[:300]}",
+            remedy="Set TF_CONFIG in each worker. Without it, JAX finds the "
+            "workers on Cloud TPUs, in Slurm and in Kubernetes.",
+        ) from None
+    thread = end_with_lost_worker(jax_private.wait_for_loss)
+
+    def leave() -> None:
+        jax.distributed.shutdown()
+        thread.join()
+
+    atexit.register(leave)
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
@@ -168,7 +200,7 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
     of all processes.
     """
 
-    def __init__(self, devices: Iterable[Any]) -> None:
+    def __init__(self, devices: Iterable[Any], timeout_s: float = 0) -> None:
         super().__init__("/device:CPU:0")
         import jax
 
@@ -186,7 +218,7 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
         # By the id of a variable, which is much faster than by its `ref()`.
         self._arrays: dict[int, Any] = {}
         self._variables: dict[int, tf.Variable] = {}  # that must keep their ids
-        self.runtime = JaxRuntime(self)
+        self.runtime = JaxRuntime(self, timeout_s)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -282,14 +314,34 @@ class JaxRuntime:
 
     name = "pjrt"
 
-    def __init__(self, strategy: PjrtStrategy) -> None:
+    def __init__(self, strategy: PjrtStrategy, timeout_s: float) -> None:
         self.strategy = strategy
+        self._timeout_s = timeout_s
 
     @property
     def loss_errors(self) -> tuple[type[Exception], ...]:
         import jax
 
-        return (jax.errors.JaxRuntimeError,)
+        # An error of Gloo, whose status is UNKNOWN, becomes a ValueError.
+        return (jax.errors.JaxRuntimeError, ValueError)
+
+    def is_lost(self, error: Exception) -> bool:
+        if self.num_processes > 1 and _LOSS.match(str(error)):
+            # If a process is lost, JAX finds it within this time, and
+            # `end_with_lost_worker` ends this process.
+            logging.warning(
+                "%s. Waiting for JAX to say which worker was lost, if any",
+                first_line(error),
+            )
+            time.sleep(self._timeout_s + 2 * TRY_S)
+        return False
+
+    def leave_at_exit(self, error: Exception) -> None:
+        if self.num_processes > 1:
+            # JAX would wait for the others, and then abort.
+            explained = faults.explain(error)
+            status = explained.exit_status if explained else 1
+            atexit.register(os._exit, status)
 
     @property
     def device_names(self) -> list[str]:
@@ -587,4 +639,5 @@ def trace(
 
 def value_of(array: Any) -> np.ndarray:
     """The value of an array that is equal on all devices; waits for it."""
-    return np.array(array.addressable_data(0))
+    with _explain_memory():
+        return np.array(array.addressable_data(0))

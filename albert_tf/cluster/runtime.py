@@ -28,7 +28,13 @@ class Runtime(Protocol):
 
     @property
     def loss_errors(self) -> tuple[type[Exception], ...]:
-        """Errors that a lost process causes, besides those of TensorFlow."""
+        """Errors that a lost process may cause."""
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether one of `loss_errors` counts as the loss of a process."""
+
+    def leave_at_exit(self, error: Exception) -> None:
+        """Lets this process, which fails, end without the others."""
 
     @property
     def device_names(self) -> list[str]:
@@ -82,10 +88,25 @@ class TensorFlowRuntime:
     """The devices of a strategy of TensorFlow."""
 
     name = "tensorflow"
-    loss_errors: tuple[type[Exception], ...] = ()
+    loss_errors: tuple[type[Exception], ...] = (
+        tf.errors.UnavailableError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.InternalError,
+        tf.errors.FailedPreconditionError,
+    )
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
+
+    def is_lost(self, error: Exception) -> bool:
+        # TensorFlow does not say whose error it is.
+        on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+        return on_tpu or self.num_processes > 1
+
+    def leave_at_exit(self, error: Exception) -> None:
+        pass
 
     @property
     def device_names(self) -> list[str]:

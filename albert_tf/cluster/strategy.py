@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import devices, pjrt, tensorflow_private, workers
-from albert_tf.cluster.runtime import runtime_of
+from albert_tf.cluster.runtime import TensorFlowRuntime, runtime_of
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -78,10 +78,7 @@ def _pjrt_strategy(config: DistributionConfig) -> tuple[str, pjrt.PjrtStrategy]:
     if os.environ.get("TF_CONFIG"):
         addresses, index = workers.read_workers()
         first = addresses[0], len(addresses), index
-    strategy = pjrt.make_strategy(config, first)
-    if strategy.num_processes > 1:
-        workers.retry_after_abort()
-    return "pjrt", strategy
+    return "pjrt", pjrt.make_strategy(config, first)
 
 
 def per_replica_batch_size(
@@ -213,7 +210,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             tf.tpu.experimental.initialize_tpu_system(resolver)
             return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        is_lost = isinstance(error, workers.LOSS_ERRORS)
+        is_lost = isinstance(error, TensorFlowRuntime.loss_errors)
         first = (
             "Start this command again"
             if is_lost

@@ -6,7 +6,8 @@ These functions end the run instead, within `--worker_timeout_s`:
 1. `wait_for_servers` names the servers that never start;
 2. `tensorflow_private.detect_unresponsive_workers` makes TensorFlow's
    coordination service watch the heartbeats of all workers;
-3. `name_lost_workers` turns TensorFlow's errors into a `RetryError`.
+3. `name_lost_workers` turns TensorFlow's errors into a `RetryError`;
+4. `end_with_lost_worker` ends the process when JAX says that one is lost.
 """
 
 import contextlib
@@ -17,35 +18,21 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import tensorflow_private
-from albert_tf.cluster.runtime import runtime_of
-from albert_tf.errors import RETRY_STATUS, RetryError, UserError, first_line
+from albert_tf.cluster.runtime import TensorFlowRuntime, runtime_of
+from albert_tf.errors import RetryError, UserError, first_line
 
-# Longest time for one connection, and between two tries.
+# Longest time for one connection.
 TRY_S = 5.0
 _SECONDS_BETWEEN_TRIES = 0.5
-
-# TensorFlow's errors if another process does not answer.
-LOSS_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.InternalError,
-    tf.errors.FailedPreconditionError,
-)
-
-_LOSS_REMEDY = (
-    "Find the worker that failed first in the logs of all workers. Then start "
-    "all workers again: the run continues from its last checkpoint."
-)
 
 
 def read_workers() -> tuple[list[str], int]:
@@ -129,12 +116,13 @@ def name_lost_workers(
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     runtime = runtime_of(strategy) if strategy else None
-    errors = LOSS_ERRORS + (runtime.loss_errors if runtime else ())
     try:
         yield
-    except errors as error:
-        who = "TensorFlow" if isinstance(error, LOSS_ERRORS) else "JAX"
-        said = f"{who} says: {first_line(error)[:200]}"
+    except (runtime or TensorFlowRuntime).loss_errors as error:
+        if runtime is not None and not runtime.is_lost(error):
+            runtime.leave_at_exit(error)
+            raise
+        said = f"TensorFlow says: {first_line(error)[:200]}"
         if on_tpu:
             logging.exception("an operation on the TPU failed")
             raise RetryError(
@@ -143,40 +131,52 @@ def name_lost_workers(
                 remedy="If this happens again, use another machine. Start this "
                 "command again: the run continues from its last checkpoint.",
             ) from None
-        if runtime is not None and runtime.num_processes == 1:
-            raise
-        raise RetryError(
-            "all workers of the run must answer",
-            # A failure within this process may look the same, so quote it.
-            received=said,
-            remedy=_LOSS_REMEDY,
-        ) from None
+        # A failure within this process may look the same, so quote it.
+        raise _lost_worker(said) from None
+    except Exception as error:
+        if runtime is not None:
+            runtime.leave_at_exit(error)
+        raise
     finally:
         if on_tpu:
             tensorflow_private.leave_tpu_at_exit()
 
 
-# Handlers of signals in C, which must not be deleted.
-_HANDLERS: list[object] = []
+def _lost_worker(said: str) -> RetryError:
+    return RetryError(
+        "all workers of the run must answer",
+        received=said,
+        remedy="Find the worker that failed first in the logs of all workers. "
+        "Then start all workers again: the run continues from its last "
+        "checkpoint.",
+    )
 
 
-def retry_after_abort() -> None:
-    """Makes an abort of this process end it as `name_lost_workers` does.
+def end_with_lost_worker(wait_for_loss: Callable[[], str]) -> threading.Thread:
+    """Ends this process, in a thread, when JAX says that a worker is lost.
 
-    JAX aborts a process as soon as it knows that another one is lost, which
-    Python cannot prevent.
+    JAX aborts the process then. Other aborts, e.g. of an assertion, keep their
+    status.
+
+    Args:
+        wait_for_loss: Returns what JAX says of the loss; "" at the end of the
+            run.
     """
 
-    def end(_: int) -> None:
-        time.sleep(TRY_S)  # the main thread may be about to report the loss
-        text = f"error: all workers of the run must answer. {_LOSS_REMEDY}"
-        print(text, file=sys.stderr, flush=True)
-        os._exit(RETRY_STATUS)
+    def watch() -> None:
+        if said := wait_for_loss():
+            error = _lost_worker(f"JAX says: {said[:200]}")
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(error.exit_status)
 
-    # The process ends after a handler of Python's own.
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
-    _HANDLERS.append(handler)
-    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+    # The thread needs some time before the abort. A handler in Python might
+    # wait for locks of the thread that aborts; the C function `sleep` needs
+    # none, and takes the number of the signal, 6, for seconds.
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGABRT, libc.sleep)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
 
 
 def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:
@@ -188,9 +188,11 @@ def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:
     runtime = runtime_of(strategy)
     if runtime.num_processes == 1:
         return
-    total, squares = runtime.sum_over_replicas([step, step**2])
+    # The square of the last digits, since float64 has 53 bits.
+    square = (step % 2**20) ** 2
+    total, squares = runtime.sum_over_replicas([step, square])
     replicas = strategy.num_replicas_in_sync
-    if total != step * replicas or squares != step**2 * replicas:
+    if total != step * replicas or squares != square * replicas:
         raise UserError(
             "all workers must read the same --output_dir",
             received=f"this worker is at step {step}, the mean of all is "

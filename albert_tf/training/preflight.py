@@ -21,7 +21,6 @@ from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.workers import LOSS_ERRORS
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.input.record_sets import RecordSet
@@ -180,7 +179,7 @@ class _Preflight:
             (failed,) = runtime.sum_over_replicas([self._num_failed])
             if failed:
                 # A worker that ended at once could end this sum for another.
-                with contextlib.suppress(*LOSS_ERRORS):
+                with contextlib.suppress(*runtime.loss_errors):
                     runtime.sum_over_replicas([0.0])
         if failed:
             where = "this worker" if self._num_failed else "other workers"

@@ -5,12 +5,13 @@ import os
 import signal
 import socket
 import time
+import types
 
 import pytest
 
-from albert_tf.cluster.workers import wait_for_servers
-from albert_tf.errors import RETRY_STATUS, RetryError
-from tests.helpers import disagreeing_worker, tiny_run
+from albert_tf.cluster.workers import wait_for_all, wait_for_servers
+from albert_tf.errors import RETRY_STATUS, RetryError, UserError
+from tests.helpers import disagreeing_worker, failing_worker, tiny_run
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
 
@@ -79,6 +80,25 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     assert "Traceback" not in run.log()
 
 
+@pytest.mark.parametrize(("step", "others"), [(2**31 - 1, 0), (2**27, 2**20)])
+def test_steps_are_compared_exactly(step, others):
+    """Also where the square of a step has more digits than a float64."""
+
+    def add(values):
+        return [float(v) + float(v) for v in values]
+
+    runtime = types.SimpleNamespace(num_processes=2, sum_over_replicas=add)
+    strategy = types.SimpleNamespace(runtime=runtime, num_replicas_in_sync=2)
+    wait_for_all(strategy, step)
+    runtime.sum_over_replicas = lambda values: [
+        values[0] + float(step + others),
+        values[1] * 2.0,
+    ]
+    if others:
+        with pytest.raises(UserError, match="same --output_dir"):
+            wait_for_all(strategy, step)
+
+
 @pytest.mark.slow
 def test_different_steps_are_errors(tmp_path):
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
@@ -106,3 +126,27 @@ def test_different_steps_are_errors(tmp_path):
     finally:
         for worker in workers:
             worker.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    ("fault", "status"), [("abort", -signal.SIGABRT), ("error", 1)]
+)
+def test_a_worker_that_fails_by_itself_keeps_its_status(
+    tmp_path, fault, status
+):
+    """The other one loses a worker, and may be started again."""
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    log, workers = tmp_path / "log", []
+    for index, act in enumerate(("wait", fault)):
+        task = {"type": "worker", "index": index}
+        variable = json.dumps({"cluster": cluster, "task": task})
+        environment = {**os.environ, "TF_CONFIG": variable}
+        worker = ForkedProgram(failing_worker.__name__, [act], environment, log)
+        workers.append(worker)
+    found = [worker.wait(PATIENCE_S) for worker in reversed(workers)]
+    assert found == [status, RETRY_STATUS], log.read_text()
+    said = log.read_text()
+    assert said.count("error: all workers of the run must answer") == 1
+    assert said.count("error: ") == (1 if fault == "abort" else 2)

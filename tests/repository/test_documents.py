@@ -7,6 +7,7 @@ import pathlib
 import re
 import runpy
 import shlex
+import signal
 
 import pytest
 from absl import flags as absl_flags
@@ -169,6 +170,7 @@ def test_the_table_of_exit_statuses_has_those_of_the_code():
     assert {*map(int, listed)} == {
         *(0, UserError.exit_status, RETRY_STATUS),
         *(flags.EXIT_INTERRUPTED, flags.EXIT_CLOSED_PIPE, PREEMPTED_STATUS),
+        128 + signal.SIGABRT,
     }
 
 

@@ -245,6 +245,22 @@ def test_other_devices_are_refused(processes, message, monkeypatch):
 
 
 @pytest.mark.jax
+def test_workers_that_jax_does_not_find_are_named(monkeypatch):
+    """As under Open MPI 5, which sets other variables than 4."""
+    import jax
+
+    def initialize(*_, **__):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    config = DistributionConfig(runtime="pjrt", strategy="multi_worker")
+    message = "needs the addresses of the workers.*coordinator.*TF_CONFIG"
+    with pytest.raises(UserError, match=message):
+        make_strategy(config)
+
+
+@pytest.mark.jax
 def test_too_many_devices_are_refused():
     make_strategy(DistributionConfig(runtime="pjrt"))  # starts JAX
     with pytest.raises(UserError, match="must be set before JAX starts"):
