@@ -73,12 +73,13 @@ def changes() -> str:
         if field.metadata["has_flag"] and not path.startswith("model."):
             name = f"`--{flag_name(field.name)}`"
             found.setdefault(field.metadata["affects"], []).append(name)
-    found["model"].insert(0, "`--albert_config_file`, `--model`")
+    never = ["`--albert_config_file`, `--model`"]
+    never += found["model"] + found["start"]
     found["result"].insert(0, "other records")
     return table(
         "| Change | Settings |",
         [
-            ["never", ", ".join(found["model"])],
+            ["never", ", ".join(never)],
             ["only with `--allow_config_change`", ", ".join(found["result"])],
             ["at any time", "all others"],
         ],

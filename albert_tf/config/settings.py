@@ -10,6 +10,7 @@ settings declare what a changed value affects, which decides whether the work
 may resume with it. `affects` is
 
     "model"     the model or its task: a run never resumes
+    "start"     the initial weights: as "model", but it may be evaluated
     "result"    the computed values, the default: a run resumes only with
                 --allow_config_change, and a build starts from the beginning
     "nothing"   only where, how fast or how safely the work is done
@@ -81,7 +82,8 @@ def setting(
         divides: Such a setting, whose value must be a multiple.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
-        affects: "model", "result" or "nothing"; "" for that of the class.
+        affects: "model", "start", "result" or "nothing"; "" for that of the
+            class.
         has_flag: False for a value that the command sets itself.
 
     Example:

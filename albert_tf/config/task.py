@@ -327,6 +327,7 @@ class FinetuningOptimizerConfig(
 @dataclasses.dataclass(frozen=True)
 class FinetuningInitializationConfig(
     InitializationConfig,
+    affects="start",
     without_flags=("init_optimizer_state",),
 ):
     """The pretrained model."""

@@ -149,12 +149,9 @@ class DistributionConfig(Config, affects="nothing"):
 
 
 @dataclasses.dataclass(frozen=True)
-class InitializationConfig(Config):
+class InitializationConfig(Config, affects="start"):
     """Initial weights of a new run; a continued run loads its checkpoint."""
 
-    # These settings act at step 0 only. They are still declared to affect the
-    # "result": a user who changes one later expects an effect, and gets an
-    # error instead.
     init_checkpoint: str = setting(
         "",
         "Model whose weights a new run starts from: a run directory or one of "

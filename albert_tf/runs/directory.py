@@ -99,7 +99,7 @@ def check(config: PretrainingConfig, records: RecordSet) -> list[Checkpoint]:
             "checkpoints to another directory.",
         )
     stored_config = load_config(run_dir, type(config))
-    if changed := _changed(stored_config, config, "model"):
+    if changed := _changed(stored_config, config, "model", "start"):
         raise UserError(
             f"the run in {run_dir} must resume with its own settings",
             received=changed,
@@ -277,10 +277,10 @@ def load_config(
 
 
 def _changed(
-    stored: PretrainingConfig, config: PretrainingConfig, affects: str
+    stored: PretrainingConfig, config: PretrainingConfig, *affects: str
 ) -> str:
-    """Lists changed settings that affect the "model" or the "result"."""
-    now = config.settings_affecting(affects)
+    """Lists changed settings with these `affects`."""
+    now = config.settings_affecting(*affects)
     return "; ".join(differences(stored.to_dict(), now))
 
 

@@ -105,6 +105,7 @@ def test_the_null_threshold_of_the_run_comes_first(tmp_path):
 # --- changed settings ---------------------------------------------------------
 
 NEVER, IF_ALLOWED = "Choose another", "Restore them"
+AT_THE_START = "Choose another --output_dir"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ NEVER, IF_ALLOWED = "Choose another", "Restore them"
         (
             {"init_checkpoint": "another"},
             "initialization.init_checkpoint was 'published' and is 'another'",
-            IF_ALLOWED,
+            AT_THE_START,
         ),
         (
             {"ngram": 1, "seed": 7, "clip_norm": 2.0, "steps_per_loop": 1},
@@ -165,6 +166,8 @@ def test_a_changed_setting_is_refused_or_allowed(
         return
     run_directory.check_evaluation(run(**change), held_out)
     assert not caplog.records
+    if remedy == AT_THE_START:
+        return
     run_directory.check(allowed, data)
     lines = [record.getMessage() for record in caplog.records]
     assert any(f"as allowed: {said}" in line for line in lines)
