@@ -13,7 +13,6 @@ import re
 from albert_tf.errors import RetryError, UserError, first_line
 
 _HTTP_STATUS = re.compile(r"HTTP response code (\d+)")
-_REQUEST = re.compile(r"\bwhen ([a-z ]+?) (gs://[^\s'\";]+)")
 _REMOTE_PATH = re.compile(r"gs://[^\s'\",;]+")
 _BUCKET_IS_MISSING = "bucket does not exist"
 
@@ -22,61 +21,31 @@ _BUCKET_IS_MISSING = "bucket does not exist"
 _NO_ANSWER = re.compile(
     r"retry attempts failed|libcurl code|HTTP response code (429|5\d\d)"
 )
-_NO_SCHEME = re.compile(
-    r"File system scheme '(.*)' not implemented \(file: '(.*)'"
-)
 _INCOMPLETE_READ = "File contents are inconsistent"
 
 # What TensorFlow puts around a message: the operation that failed.
 _OPERATION = re.compile(r"^{{.*}} | \[Op:\w+\].*$")
 
-_AGAIN = "Finished work is kept: run the same command again"
-
-# By the status of Cloud Storage: what the path must do, and what to do.
-_HTTP_FAULTS = {
-    401: (
-        "accept the credentials of this machine",
-        "There are none, or they have expired: run `gcloud auth "
-        "application-default login`, or attach a service account to the "
-        f"machine. {_AGAIN}.",
-    ),
-    403: (
-        "be accessible to the account of this machine",
-        "To read, it needs storage.objects.get and storage.objects.list, e.g. "
-        "by the role roles/storage.objectViewer on the bucket. To write, it "
-        "needs storage.objects.create, storage.objects.delete and, since "
-        "TensorFlow asks for the bucket itself, storage.buckets.get: "
-        "roles/storage.objectUser and roles/storage.legacyBucketReader. "
-        f"{_AGAIN}.",
-    ),
-    404: (
-        "exist",
-        "Check the path; another program may have removed it.",
-    ),
-}
-
-# What to do about the errors of a local file system.
+# By the status of Cloud Storage.
 _REMEDIES = {
-    errno.EACCES: "Change its permissions, or choose another path.",
-    errno.EPERM: "Change its permissions, or choose another path.",
-    errno.EROFS: "Choose a path on a file system that can be written to.",
-    errno.ENOTDIR: "Correct the path: one of its parents is a file.",
-    errno.EISDIR: "Give the path of a file.",
-    errno.EMFILE: "Raise the limit of open files, e.g. ulimit -n 4096.",
-    errno.EFBIG: f"Raise the limit of the size of files, ulimit -f. {_AGAIN}.",
-    errno.EIO: f"Check the disk. {_AGAIN}.",
-    errno.ESTALE: f"Check the network file system. {_AGAIN}.",
+    401: "There are no credentials, or they have expired: run `gcloud auth "
+    "application-default login`, or attach a service account to the machine.",
+    403: "The account of this machine needs, to read, storage.objects.get and "
+    "storage.objects.list (roles/storage.objectViewer) and, to write, "
+    "storage.objects.create, storage.objects.delete and storage.buckets.get "
+    "(roles/storage.objectUser and roles/storage.legacyBucketReader).",
 }
-# Packages that only some commands need -> the extra that installs them, if any.
-_EXTRAS = {
-    "tensorflow": "cpu",  # or gpu, tpu
-    "tensorflow_datasets": "tfds",
-    "distributed": "dask",
-    "pyarrow": "data",
-    "ai_edge_litert": "litert",
-    "seqeval": "",
-    "torch": "interop",
-    "transformers": "interop",
+
+# Packages that only some commands need -> what pip installs for them.
+_INSTALL = {
+    "tensorflow": "'albert-tf[cpu]', or [gpu] or [tpu]",
+    "tensorflow_datasets": "'albert-tf[tfds]'",
+    "distributed": "'albert-tf[dask]'",
+    "pyarrow": "'albert-tf[data]'",
+    "ai_edge_litert": "'albert-tf[litert]'",
+    "seqeval": "seqeval",
+    "torch": "'albert-tf[interop]'",
+    "transformers": "'albert-tf[interop]'",
 }
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
@@ -89,8 +58,7 @@ def explain(error: BaseException) -> UserError | None:
 
     Example:
         >>> print(explain(PermissionError(13, "Permission denied", "run/log")))
-        run/log must be accessible. Received: Permission denied. Change its
-        permissions, or choose another path.
+        run/log must be accessible. Received: Permission denied.
     """
     if isinstance(error, UserError):
         return error
@@ -103,18 +71,12 @@ def explain(error: BaseException) -> UserError | None:
         )
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package not in _INSTALL:
             return None
-        extra = _EXTRAS[package]
-        remedy = f"pip install 'albert-tf[{extra}]'"
-        if not extra:
-            remedy = f"pip install {package}"
-        if package == "tensorflow":
-            remedy += ", or [gpu] or [tpu]"
         return UserError(
             f"{package} must be installed",
             received=str(error),
-            remedy=f"{remedy}.",
+            remedy=f"pip install {_INSTALL[package]}.",
         )
     if isinstance(error, OSError):
         return _explain_local(error.errno, error.filename, error.strerror)
@@ -127,16 +89,6 @@ def explain(error: BaseException) -> UserError | None:
     if not is_from_tensorflow(error):
         return None
     text = str(error)
-    if unknown := _NO_SCHEME.search(text):
-        scheme, path = unknown.groups()
-        remedy = "Mount it, or copy it to a local directory or to gs://."
-        if scheme == "gs":
-            remedy = "pip install 'tensorflow[gcs-filesystem]'."
-        return UserError(
-            f"{path} must be local or on a file system that TensorFlow reads",
-            received=f"{scheme}://",
-            remedy=remedy,
-        )
     if _REMOTE_PATH.search(text):
         return _explain_remote(text, first_line(error))
     line = _OPERATION.sub("", first_line(error))
@@ -146,9 +98,9 @@ def explain(error: BaseException) -> UserError | None:
     return None
 
 
-def describe(error: BaseException) -> str:
-    """Describes an error in one line, for a log; with the remedy if known."""
-    return str(explain(error) or first_line(error))
+def explain_any(error: BaseException) -> UserError:
+    """The error to log instead of one of Python or TensorFlow."""
+    return explain(error) or UserError(first_line(error))
 
 
 def is_from_tensorflow(error: BaseException) -> bool:
@@ -188,33 +140,29 @@ def _explain_local(
     if isinstance(path, bytes):
         path = os.fsdecode(path)
     must = "exist" if number == errno.ENOENT else "be accessible"
-    remedy = _REMEDIES.get(number, "Check the path.")
-    return UserError(f"{path} must {must}", received=reason, remedy=remedy)
+    return UserError(f"{path} must {must}", received=reason)
 
 
 def _explain_remote(text: str, line: str) -> UserError | None:
-    request = _REQUEST.search(text)
-    path = request[2] if request else _REMOTE_PATH.findall(text)[0]
-    path = path.rstrip(".,:)")
+    path = _REMOTE_PATH.findall(text)[0].rstrip(".,:)")
     http = _HTTP_STATUS.search(text)
     status = int(http[1]) if http else 0
     if status == 404 and _BUCKET_IS_MISSING in text:
         return missing_bucket(path)
-    received = f"HTTP {status}" + (f" when {request[1]} it" if request else "")
-    if status in _HTTP_FAULTS:
-        must, remedy = _HTTP_FAULTS[status]
-        return UserError(f"{path} must {must}", received, remedy)
     if _INCOMPLETE_READ in text:
         return RetryError(
             f"{path} must be read completely",
             received="fewer bytes than the object has",
-            remedy=f"{_AGAIN}.",
+            remedy="Run the same command again.",
         )
     if _NO_ANSWER.search(text):
         return RetryError(
             f"Cloud Storage must answer requests for {path}",
-            received=received if status else line[:200],
-            remedy="Cloud Storage has failed in spite of retries, or is not "
-            f"reachable from this machine. {_AGAIN} later.",
+            received=line[:200],
+            remedy="It has failed in spite of retries, or is not reachable "
+            "from this machine. Run the same command again later.",
         )
+    if status:
+        remedy = _REMEDIES.get(status, "")
+        return UserError(f"{path} must be accessible", f"HTTP {status}", remedy)
     return None

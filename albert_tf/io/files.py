@@ -60,11 +60,11 @@ def find(pattern: str, remote_directories: bool = False) -> list[str]:
             raise UserError(
                 "a remote glob must name each depth, without **", pattern
             )
-        with _tensorflow(pattern) as tf:
-            paths = sorted(tf.io.gfile.glob(pattern))
-            if remote_directories:
-                return paths
-            return [path for path in paths if not tf.io.gfile.isdir(path)]
+        gfile = _gfile(pattern)
+        paths = sorted(gfile.glob(pattern))
+        if remote_directories:
+            return paths
+        return [path for path in paths if not gfile.isdir(path)]
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
     matches = set(_glob(pattern))
@@ -106,8 +106,7 @@ def find_all(
 
 def _hint_at_directory(pattern: str, names: str) -> str:
     if is_remote(pattern):
-        with _tensorflow(pattern) as tf:
-            found = [pattern] if tf.io.gfile.isdir(pattern) else []
+        found = [pattern] if _gfile(pattern).isdir(pattern) else []
     else:
         found = [path for path in glob.glob(pattern) if os.path.isdir(path)]
     if not found:
@@ -166,8 +165,7 @@ def exists(path: str) -> bool:
             permission.
     """
     if is_remote(path):
-        with _tensorflow(path) as tf:
-            return tf.io.gfile.exists(path)
+        return _gfile(path).exists(path)
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -178,8 +176,7 @@ def exists(path: str) -> bool:
 def count_bytes(path: str) -> int:
     """Size of a file in bytes, as stored."""
     if is_remote(path):
-        with _tensorflow(path) as tf:
-            return tf.io.gfile.stat(path).length
+        return _gfile(path).stat(path).length
     return os.path.getsize(path)
 
 
@@ -190,28 +187,28 @@ def make_directories(path: str) -> None:
         UserError: If the bucket does not exist.
     """
     if is_remote(path):
-        with _tensorflow(path) as tf:
-            check_bucket(path)  # without it, `makedirs` does not return
-            tf.io.gfile.makedirs(path)
+        gfile = _gfile(path)
+        check_bucket(path)  # without it, `makedirs` does not return
+        gfile.makedirs(path)
     elif path:
         os.makedirs(path, exist_ok=True)
 
 
-@functools.cache
 def check_bucket(path: str) -> None:
-    """Checks that the bucket of a path on gs:// exists.
+    """Checks that the bucket of a path on gs:// exists, once for each bucket.
 
     Raises:
         UserError: If it does not exist.
         tf.errors.OpError: If its metadata cannot be read, e.g. for lack of
             permission.
     """
-    if not path.startswith("gs://"):
-        return
-    bucket = "/".join(path.split("/")[:3]) + "/"
-    if path != bucket:
-        check_bucket(bucket)  # asks once for each bucket
-        return
+    if path.startswith("gs://"):
+        stat_bucket("/".join(path.split("/")[:3]) + "/")
+
+
+@functools.cache
+def stat_bucket(bucket: str) -> None:
+    """See `check_bucket`; for gs://BUCKET/."""
     import tensorflow as tf
 
     try:
@@ -226,31 +223,26 @@ def check_bucket(path: str) -> None:
 
 def remove(path: str) -> None:
     """Removes a file, if it exists."""
-    if is_remote(path):
-        with (
-            _tensorflow(path) as tf,
-            contextlib.suppress(tf.errors.NotFoundError),
-        ):
-            tf.io.gfile.remove(path)
-    else:
+    if not is_remote(path):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
+        return
+    gfile = _gfile(path)
+    with _ignore("NotFoundError"):
+        gfile.remove(path)
 
 
 def remove_directory(path: str) -> None:
     """Removes a directory and its contents, if it exists."""
     if not exists(path):
         return
-    if is_remote(path):
-        # On gs://, TensorFlow believes for 5 s that files exist which another
-        # program has removed.
-        with (
-            _tensorflow(path) as tf,
-            contextlib.suppress(tf.errors.NotFoundError),
-        ):
-            tf.io.gfile.rmtree(path)
-    else:
+    if not is_remote(path):
         shutil.rmtree(path)
+        return
+    # On gs://, TensorFlow believes for 5 s that files exist which another
+    # program has removed.
+    with _ignore("NotFoundError"):
+        _gfile(path).rmtree(path)
 
 
 @contextlib.contextmanager
@@ -275,8 +267,8 @@ def new_directory(target: str, setting: str) -> Iterator[str]:
             )
 
     check()
-    # The rename must not replace a link.
-    final = os.path.realpath(target) if os.path.islink(target) else target
+    # The rename must not replace a link, and "." has no neighbour.
+    final = target if is_remote(target) else os.path.realpath(target)
     partial = f"{final}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
     try:
         yield partial
@@ -305,13 +297,13 @@ def open_existing(path: str, mode: str = "r") -> Any:
                 f"{path} must be a regular file", received="a pipe or a device"
             )
         return open(path, mode, encoding=None if "b" in mode else "utf-8")
-    with _tensorflow(path) as tf:
-        if not tf.io.gfile.exists(path):
-            # To read, no permission for the bucket itself is needed.
-            with contextlib.suppress(tf.errors.PermissionDeniedError):
-                check_bucket(path)
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        return tf.io.gfile.GFile(path, mode)
+    gfile = _gfile(path)
+    if not gfile.exists(path):
+        # To read, no permission for the bucket itself is needed.
+        with _ignore("PermissionDeniedError"):
+            check_bucket(path)
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+    return gfile.GFile(path, mode)
 
 
 def digest(path: str) -> str:
@@ -393,19 +385,32 @@ def read_again_if_damaged(
     return read()
 
 
-@contextlib.contextmanager
-def _tensorflow(path: str) -> Iterator[Any]:
-    """Imports TensorFlow to access a remote file.
+def _gfile(path: str) -> Any:
+    """`tf.io.gfile`, for a remote path.
 
     Raises:
         UserError: If TensorFlow does not know the scheme of the path.
     """
     import tensorflow as tf
 
-    try:
-        yield tf
-    except tf.errors.UnimplementedError as error:
-        raise faults.explain(error) or error from None
+    scheme = path.partition("://")[0]
+    if scheme not in tf.io.gfile.get_registered_schemes():
+        remedy = "Mount it, or copy it to a local directory or to gs://."
+        if scheme == "gs":
+            remedy = "pip install 'tensorflow[gcs-filesystem]'."
+        raise UserError(
+            f"{path} must be local or on a file system that TensorFlow reads",
+            received=f"{scheme}://",
+            remedy=remedy,
+        )
+    return tf.io.gfile
+
+
+def _ignore(name: str) -> contextlib.AbstractContextManager[None]:
+    """Ignores an error of `tf.errors`."""
+    import tensorflow as tf
+
+    return contextlib.suppress(getattr(tf.errors, name))
 
 
 @contextlib.contextmanager
@@ -418,12 +423,11 @@ def atomic_write(path: str) -> Iterator[Any]:
     partial = path + PARTIAL_SUFFIX
     make_directories(os.path.dirname(path))
     if is_remote(path):
-        import tensorflow as tf
-
-        with tf.io.gfile.GFile(partial, "wb") as file:
+        gfile = _gfile(path)
+        with gfile.GFile(partial, "wb") as file:
             yield file
             file.close()  # uploads
-            tf.io.gfile.rename(partial, path, overwrite=True)
+            gfile.rename(partial, path, overwrite=True)
         return
     with open(partial, "wb") as file:
         try:
@@ -441,7 +445,7 @@ def write_bytes(path: str, content: bytes) -> None:
     if is_remote(path):
         # An upload is atomic. Writing and renaming a partial file would need
         # more requests.
-        with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "wb") as file:
+        with _gfile(path).GFile(path, "wb") as file:
             file.write(content)
         return
     with atomic_write(path) as file:

@@ -452,7 +452,7 @@ class CheckpointStore:
         except (OSError, tf.errors.OpError) as error:
             if parent == self._directory:
                 self._saved_steps.discard(step)
-            cause = faults.explain(error) or UserError(first_line(error))
+            cause = faults.explain_any(error)
             # Without the remedy, which may be to start the command again.
             logging.error(
                 "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not "
@@ -475,7 +475,7 @@ class CheckpointStore:
             logging.error(
                 "old checkpoints in %s were not removed: %s",
                 parent,
-                faults.describe(error),
+                faults.explain_any(error),
             )
         logging.info(
             "saved %s in %.1f s, in the background",

@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
 from albert_tf.io.files import (
     exists,
@@ -180,7 +179,7 @@ def _logged_errors(path: str) -> Iterator[None]:
         yield
     except (OSError, tf.errors.OpError) as error:
         # Without the remedy, which may be to start the command again.
-        found = faults.explain(error) or UserError(first_line(error))
+        found = faults.explain_any(error)
         logging.error("%s: A LINE WAS NOT WRITTEN: %s", path, found.fault)
 
 

@@ -22,7 +22,7 @@ from albert_tf.cluster.strategy import (
     per_replica_batch_size,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
 from albert_tf.io.artifact import check_writable
@@ -92,7 +92,7 @@ class _Preflight:
             text = check()
         except (UserError, OSError, tf.errors.OpError) as error:
             self._num_failed += 1
-            known = faults.explain(error) or UserError(first_line(error))
+            known = faults.explain_any(error)
             remedy = known.remedy
             if isinstance(error, tf.errors.ResourceExhaustedError):
                 remedy = TO_SAVE_MEMORY

@@ -33,7 +33,7 @@ REMOTE = {
     "missing object": (
         tf.errors.NotFoundError,
         HTTP + "404 with body '{}'\n\t when reading gs://b/r/x",
-        ["gs://b/r/x must exist"],
+        ["gs://b/r/x must be accessible. Received: HTTP 404"],
     ),
 }
 RETRIES = {
@@ -43,8 +43,8 @@ RETRIES = {
         "body '{}'\n\t when reading metadata of gs://b/r/x",
         [
             "Cloud Storage must answer requests for gs://b/r/x",
-            "HTTP 503",
-            "run the same command again",
+            "HTTP response code 503",
+            "Run the same command again",
         ],
     ),
     "no network": (
@@ -72,19 +72,19 @@ def test_errors_of_cloud_storage_name_path_and_remedy(name):
     assert "\n" not in str(explained)
 
 
-def test_errors_of_local_files_name_path_and_remedy(tmp_path):
+def test_errors_of_local_files_name_path_and_reason(tmp_path):
     (tmp_path / "file").touch()
-    for path, remedy in {
-        "file/child": "one of its parents is a file",
-        ".": "path of a file",
-        "x" * 300: "Check the path",
-        "none": "Check the path",
+    for path, said in {
+        "file/child": "be accessible. Received: Not a directory",
+        ".": "be accessible. Received: Is a directory",
+        "x" * 300: "be accessible. Received: File name too long",
+        "none": "exist. Received: No such file",
     }.items():
         with pytest.raises(OSError) as error:
             (tmp_path / path).read_bytes()
         explained = str(faults.explain(error.value))
         assert str(tmp_path / path) in explained
-        assert remedy in explained
+        assert said in explained
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_failed_save_is_explained_without_its_operation(tmp_path):
             tensors=[tf.zeros(1)],
         )
     explained = str(faults.explain(error.value))
-    assert "parents is a file" in explained
+    assert "Received: Not a directory" in explained
     assert "Op:" not in explained and "{{" not in explained
 
 

@@ -159,3 +159,13 @@ def test_of_two_writers_of_a_directory_the_first_to_end_is_kept(
         "labels": "first",
     }
     assert [*tmp_path.iterdir()] == [target]
+
+
+def test_the_present_directory_may_be_the_target(tmp_path, monkeypatch):
+    target = tmp_path / "export"
+    target.mkdir()
+    monkeypatch.chdir(target)
+    with files.new_directory(".", "export_dir") as partial:
+        files.write_text(f"{partial}/weights", "new")
+    assert (target / "weights").read_text() == "new"
+    assert [*tmp_path.iterdir()] == [target]

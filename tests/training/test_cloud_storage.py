@@ -229,7 +229,7 @@ def test_commands_end_with_a_result_or_one_line(
     }
     for fault, (rules, words) in given.items():
         storage.set_rules(rules)
-        files.check_bucket.cache_clear()
+        files.stat_bucket.cache_clear()
         try:
             main(config)
         except Exception as error:
@@ -267,7 +267,7 @@ def test_a_missing_bucket_is_named(settings, config):
 def test_a_missing_file_is_named_without_a_permission_for_the_bucket(storage):
     """Roles that only read objects do not have it."""
     storage.set_rules([Rule("bucket", status=403)])
-    files.check_bucket.cache_clear()
+    files.stat_bucket.cache_clear()
     with pytest.raises(FileNotFoundError, match="no such file"):
         files.open_existing("gs://bucket/none.txt")
 
