@@ -1,10 +1,12 @@
 """Dropout whose masks are a function of a seed and a site."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from albert_tf.errors import UserError
 from albert_tf.modeling.target import ProgramTarget
 
 
@@ -126,12 +128,19 @@ def _computed_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
     The index goes through the hash function lowbias32, without its last step,
     which changes only lower bits. The second half of the seed is added on the
     way. Without the first step, the masks of two examples would agree too often
-    or too rarely if they are certain distances apart in the batch. Indices
-    repeat after 2^32 entries.
+    or too rarely if they are certain distances apart in the batch.
 
     Reference:
         [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.
     """
+    static = tf.get_static_value(shape)
+    if static is not None and math.prod(map(int, static)) > 2**32:
+        raise UserError(
+            "dropout must draw at most 2^32 numbers at a time, since they "
+            "repeat",
+            received=f"the shape {[*map(int, static)]}",
+            remedy="Raise --gradient_accumulation_steps.",
+        )
     key, other_key = tf.unstack(tf.bitcast(seed, tf.uint32))
     sizes = tf.unstack(shape)
     table = tf.zeros([1] * len(sizes), tf.uint32)

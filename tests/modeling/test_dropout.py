@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.errors import UserError
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.target import ProgramTarget
 
@@ -71,6 +72,22 @@ def test_a_dropout_mask_is_a_function_of_seed_and_site(target):
     for other in kept([3, 4], 1), kept([3, 5], 0), kept([4, 4], 0):
         # Independent masks agree with probability .7 * .7 + .3 * .3 = .58.
         assert abs(np.mean(other == first) - 0.58) < 0.015
+
+
+def test_masks_that_would_repeat_are_refused():
+    """A TPU counts the entries of a site in 32 bits."""
+
+    @tf.function(autograph=False)
+    def drop(scores):
+        return attention_masks(0.1, ProgramTarget("TPU")).apply(scores)
+
+    def trace(rows):
+        specification = tf.TensorSpec([rows, 12, 512, 512])
+        return drop.get_concrete_function(specification)
+
+    trace(1365)
+    with pytest.raises(UserError, match=r"at most 2\^32.*1366.*accumulation"):
+        trace(1366)
 
 
 def test_the_indices_of_all_entries_are_not_a_constant():
