@@ -55,6 +55,8 @@ from albert_tf.records.questions import (
 from albert_tf.records.tokenization import (
     ModelInputs,
     Tokenizer,
+    cut_choices,
+    first_tokens,
     join,
     sequence_length,
     truncate,
@@ -861,22 +863,16 @@ class MultipleChoice(Kind):
             )
 
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
-        """The sequences `[CLS] passage [SEP] question choice [SEP]`.
-
-        Question and choice keep their last `max_qa_length` tokens together; the
-        passage loses its end, as in google-research/albert.
-        """
-        length = reader.length
-        longest = min(reader.config.max_qa_length, length - 3)
+        """The sequences `[CLS] passage [SEP] question choice [SEP]`."""
+        length, longest = reader.length, reader.config.max_qa_length
         for example in examples.examples:
             texts = [
                 fill_gaps(example.question, choice)
                 for choice in example.choices
             ]
-            passage, *ends = reader.tokenize([example.passage, *texts])
-            seconds = [ids[-longest:] for ids in ends]
-            firsts = [passage[: length - 3 - len(second)] for second in seconds]
-            inputs = join(firsts, seconds, length)._asdict()
+            passage, *choices = reader.tokenize([example.passage, *texts])
+            cut = cut_choices(passage, choices, longest, length)
+            inputs = join(*cut, length)._asdict()
             yield inputs | self.label_values(examples.task, example)
 
 
@@ -1008,12 +1004,12 @@ class TokenClassification(_WithClasses):
         for example in examples.examples:
             pieces = reader.tokenize(example.words)
             sizes = np.array([*map(len, pieces)], np.int64)
-            positions = 1 + np.cumsum(sizes) - sizes  # of first tokens
+            positions, is_read = first_tokens(sizes, length)
             is_lost = positions >= length - 1
             if is_lost.any():
                 problem = f"{is_lost.sum()} of {len(sizes)} words beyond "
                 examples.bad.append((example.id, f"{problem}max_seq_length"))
-            words = np.flatnonzero((sizes > 0) & ~is_lost)
+            words = np.flatnonzero(is_read)
             numbers, labels = np.zeros((2, length), np.int64)
             numbers[positions[words]] = words + 1
             if example.label is not None:

@@ -199,6 +199,18 @@ def _compose(text: str) -> tuple[str, np.ndarray]:
 # --- windows -----------------------------------------------------------------
 
 
+def make_p_mask(segment_ids: np.ndarray) -> np.ndarray:
+    """1 for a token that no answer contains, int32, `(batch, length)`.
+
+    0 for the document, which is the second segment without its `[SEP]`, and, as
+    in google-research/albert, for `[CLS]`.
+    """
+    p_mask = np.ones_like(segment_ids)
+    p_mask[:, :-1] -= segment_ids[:, :-1] * segment_ids[:, 1:]
+    p_mask[:, 0] = 0
+    return p_mask
+
+
 @dataclasses.dataclass(frozen=True)
 class DocumentWindows:
     """The windows of the document of one question.
@@ -232,19 +244,12 @@ class DocumentWindows:
         return self.document[begin:end].strip()
 
     def inputs(self, window: int, length: int) -> dict[str, np.ndarray]:
-        """The sequence of a window as inputs of a model, int32, `(length,)`.
-
-        `p_mask` is 1 for a token that no answer contains, 0 for the document
-        and, as in google-research/albert, for `[CLS]`.
-        """
+        """The sequence of a window as inputs of a model, int32, `(length,)`."""
         begin, end = self.spans[window]
         tokens = self.tokens.ids[begin:end].tolist()
-        sequence = join([self.query], [tokens], length)
-        p_mask = np.ones(length, np.int32)
-        p_mask[0] = 0
-        p_mask[self.offset : self.offset + end - begin] = 0
-        inputs = sequence._asdict()
-        return {n: rows[0] for n, rows in inputs.items()} | {"p_mask": p_mask}
+        inputs = join([self.query], [tokens], length)._asdict()
+        inputs["p_mask"] = make_p_mask(inputs["segment_ids"])
+        return {name: rows[0] for name, rows in inputs.items()}
 
     def answer_in(self, window: int) -> tuple[int, int]:
         """Positions of the answer's first and last token in the sequence.

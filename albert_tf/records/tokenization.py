@@ -558,6 +558,40 @@ def truncate(
     return firsts, [second[: room - len(first)] for first, second in pairs]
 
 
+def cut_choices(
+    context: list[int],
+    choices: Tokens,
+    max_choice_length: int,
+    max_seq_length: int,
+) -> tuple[Tokens, Tokens]:
+    """Cuts a context, once for each choice, and the choices; see `join`.
+
+    Choices, with their question, keep their last `max_choice_length` tokens;
+    the context loses its end, as in google-research/albert.
+    """
+    room = max_seq_length - 3
+    longest = min(max_choice_length, room)
+    seconds = [choice[-longest:] for choice in choices]
+    return [context[: room - len(second)] for second in seconds], seconds
+
+
+def first_tokens(
+    num_tokens: np.ndarray, max_seq_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of the first tokens of words in `[CLS] words [SEP]`.
+
+    Args:
+        num_tokens: int, `(words,)`: the number of tokens of each word.
+
+    Returns:
+        The positions, and whether the sequence has the token: a word without
+        tokens has none, nor has one beyond `max_seq_length`.
+    """
+    positions = 1 + np.cumsum(num_tokens) - num_tokens
+    is_read = (num_tokens > 0) & (positions < max_seq_length - 1)
+    return positions, is_read
+
+
 def join(
     firsts: Tokens, seconds: Tokens | None = None, length: int = 0
 ) -> ModelInputs:

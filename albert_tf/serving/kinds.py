@@ -14,10 +14,10 @@ from albert_tf.modeling.models import AlbertForTask
 from albert_tf.serving.text_tokenizer import (
     PackedTexts,
     TextTokenizer,
-    cut,
     fill_gaps,
-    join,
+    first_tokens,
     pack,
+    pack_choices,
 )
 
 Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
@@ -201,8 +201,7 @@ class _TokenClassification(ServedKind):
             """The tag of each word: that of its first token, as in training."""
             pieces = tokenizer.encode(words.flat_values)
             lengths = words.with_values(pieces.row_lengths()).to_tensor()
-            positions = tf.cumsum(lengths, axis=1, exclusive=True) + 1
-            is_read = (lengths > 0) & (positions < max_seq_length - 1)
+            positions, is_read = first_tokens(lengths, max_seq_length)
             ids = words.with_values(pieces).merge_dims(1, 2)
             found = answer(*pack(max_seq_length, ids))
             positions = tf.where(is_read, positions, 0)
@@ -252,16 +251,12 @@ class _MultipleChoice(ServedKind):
             question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
         ) -> Outputs:
             joined = tf.reshape(fill_gaps(question, choices), [-1])
-            # [CLS] context [SEP] question choice [SEP], as in training:
-            # question and choice keep their last tokens, the context loses
-            # its end.
-            room = run.data.max_seq_length - 3
-            second = tokenizer.encode(joined)
-            second = second[:, -min(run.task.max_qa_length, room) :]
-            contexts = tokenizer.encode(context)
-            rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
-            first = cut(tf.gather(contexts, rows), room - second.row_lengths())
-            packed = join([first, second])
+            packed = pack_choices(
+                tokenizer.encode(context),
+                tokenizer.encode(joined),
+                run.task.max_qa_length,
+                run.data.max_seq_length,
+            )
             sizes = [tf.shape(choices)[0], -1]
             found = answer(*(tf.reshape(values, sizes) for values in packed))
             choice = tf.gather(choices, found["choice_number"], batch_dims=1)

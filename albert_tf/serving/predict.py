@@ -14,8 +14,15 @@ from albert_tf.errors import UserError
 from albert_tf.io import shipped
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.gaps import fill_gaps
 from albert_tf.records.questions import Question, WindowMaker, find_answers
-from albert_tf.records.tokenization import MASK_PIECE, ModelInputs, Tokenizer
+from albert_tf.records.tokenization import (
+    MASK_PIECE,
+    ModelInputs,
+    Tokenizer,
+    sequence_length,
+    warn_of_cut,
+)
 
 # TensorFlow Serving reserves this directory of a SavedModel for extra files.
 ASSETS_DIR = "assets.extra"
@@ -80,15 +87,23 @@ class ExportedModel:
         return Tokenizer(path, self.serving["do_lower_case"])
 
     def warn_of_cut(self, rows: Sequence[Row]) -> None:
-        """Says how many rows are longer than the sequences of the model."""
-        texts = []
-        for row in rows:
-            second = row.get("text_pair", row.get("question"))
-            choices = row.get("choice", [""])
-            longest = max(choices, key=len, default="")
-            pair = [] if second is None else [f"{second} {longest}".strip()]
-            texts.append([row["text"], *pair])
-        self.tokenizer.warn_of_cut(texts, self.serving["max_seq_length"])
+        """Says how many rows are longer than the sequences of the model.
+
+        For choices, the length of a row is that of its longest sequence.
+        """
+
+        def length(row: Row) -> int:
+            seconds = [row["text_pair"]] if "text_pair" in row else []
+            for choice in row.get("choice", ()):
+                seconds.append(fill_gaps(row["question"], choice))
+            first, *others = map(
+                self.tokenizer.encode_with_masks, [row["text"], *seconds]
+            )
+            if not others:
+                return sequence_length([first])
+            return max(sequence_length([first, other]) for other in others)
+
+        warn_of_cut(map(length, rows), self.serving["max_seq_length"])
 
     def list_signatures(self) -> list[str]:
         return sorted(self.model.signatures)

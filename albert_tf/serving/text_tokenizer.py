@@ -220,6 +220,37 @@ def pack(
     return join(segments)
 
 
+def pack_choices(
+    contexts: tf.RaggedTensor,
+    choices: tf.RaggedTensor,
+    max_choice_length: int,
+    max_length: int,
+) -> PackedTexts:
+    """As `tokenization.cut_choices` and `join`, in the graph.
+
+    Args:
+        contexts: int32, `(batch, tokens)`.
+        choices: int32, `(batch * num_choices, tokens)`.
+
+    Returns:
+        Rows for the choices.
+    """
+    room = max_length - 3
+    choices = choices[:, -min(max_choice_length, room) :]
+    num_choices = choices.nrows() // tf.maximum(contexts.nrows(), 1)
+    rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
+    first = cut(tf.gather(contexts, rows), room - choices.row_lengths())
+    return join([first, choices])
+
+
+def first_tokens(
+    num_tokens: tf.Tensor, max_length: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `tokenization.first_tokens`, for a batch: `(batch, words)`."""
+    positions = tf.cumsum(num_tokens, axis=1, exclusive=True) + 1
+    return positions, (num_tokens > 0) & (positions < max_length - 1)
+
+
 def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
     """Joins one or two segments, int32, `(batch, tokens)`; see `pack`."""
     batch = segments[0].nrows()

@@ -9,6 +9,7 @@ import numpy as np
 from albert_tf.config import FinetuningConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
+from albert_tf.records.questions import make_p_mask
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.serving.kinds import KINDS
 
@@ -77,8 +78,7 @@ def make_samples(
         if choices:
             inputs = {k: v.reshape(shape) for k, v in inputs.items()}
         if head.is_beam:
-            inputs["p_mask"] = 1 - inputs["segment_ids"]
-            inputs["p_mask"][:, 0] = 0
+            inputs["p_mask"] = make_p_mask(inputs["segment_ids"])
         samples.append(inputs)
     return samples
 

@@ -12,14 +12,18 @@ import tensorflow as tf
 
 from albert_tf.records.tokenization import (
     Tokenizer,
+    cut_choices,
+    first_tokens,
     join,
     normalize,
     truncate,
 )
+from albert_tf.serving import text_tokenizer
 from albert_tf.serving.text_tokenizer import (
     TextTokenizer,
     fill_gaps,
     pack,
+    pack_choices,
 )
 from tests.helpers.gap_cases import GAP_CASES
 
@@ -143,6 +147,59 @@ def test_pairs_are_cut_as_in_bert():
             np.testing.assert_array_equal(values, others)
         for name, values in wanted._asdict().items():
             np.testing.assert_array_equal(getattr(packed, name), values)
+
+
+# Tokens of a context, of two choices, the longest choice, the longest
+# sequence; the first and last token kept of each.
+CHOICE_CASES = [
+    (5, (2, 3), 9, 20, [(0, 5, 0, 2), (0, 5, 0, 3)]),
+    (9, (2, 6), 4, 11, [(0, 6, 0, 2), (0, 4, 2, 6)]),
+    (9, (9, 0), 30, 11, [(0, 0, 1, 9), (0, 8, 0, 0)]),
+    (0, (1, 8), 8, 11, [(0, 0, 0, 1), (0, 0, 0, 8)]),
+]
+
+
+@pytest.mark.parametrize("case", CHOICE_CASES)
+def test_choices_are_cut_by_one_table(case):
+    """By Python and in the graph: the end of a context, and of a choice."""
+    num_context, nums, longest, max_length, kept = case
+    context = list(range(100, 100 + num_context))
+    choices = [list(range(200, 200 + num)) for num in nums]
+    wanted = join(
+        [context[begin:end] for begin, end, _, _ in kept],
+        [
+            choice[begin:end]
+            for choice, (_, _, begin, end) in zip(choices, kept, strict=True)
+        ],
+    )
+    in_python = join(*cut_choices(context, choices, longest, max_length))
+    in_graph = pack_choices(
+        tf.ragged.constant([context], tf.int32, ragged_rank=1),
+        tf.ragged.constant(choices, tf.int32),
+        *(longest, max_length),
+    )
+    for found in (in_python, in_graph):
+        for values, others in zip(wanted, found, strict=True):
+            np.testing.assert_array_equal(values, others)
+
+
+def test_first_tokens_of_words_are_found_by_one_table():
+    """By Python and in the graph: tokens of words, length, words found."""
+    for num_tokens, max_length, found in (
+        ([1, 2, 3], 20, {0: 1, 1: 2, 2: 4}),
+        ([1, 0, 3, 1], 20, {0: 1, 2: 2, 3: 5}),
+        ([2, 3, 1, 1], 8, {0: 1, 1: 3, 2: 6}),
+        ([9, 1], 5, {0: 1}),
+    ):
+        in_python = first_tokens(np.array(num_tokens), max_length)
+        in_graph = text_tokenizer.first_tokens(
+            tf.constant([num_tokens]), max_length
+        )
+        graph = [values[0].numpy() for values in in_graph]
+        for positions, is_read in (in_python, graph):
+            words = np.flatnonzero(is_read)
+            assert [*words] == [*found]
+            assert [*positions[words]] == [*found.values()]
 
 
 def test_choices_fill_gaps_as_in_training():
