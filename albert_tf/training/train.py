@@ -14,6 +14,7 @@ clipping and its gradient accumulation give wrong results or crash.
 
 import dataclasses
 import math
+import posixpath
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ from albert_tf.runs.checkpoints import (
     CHECKPOINTS_DIR,
     Checkpoint,
     CheckpointStore,
+    list_checkpoints,
 )
 from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.training import cost, schedules
@@ -264,7 +266,7 @@ class Trainer:
         run_dir, position = self.config.training.output_dir, self.position
         if self.host.writes:
             if resumed is not None:
-                self._warn_of_reread()
+                self._warn_of_changes()
             run_directory.write(self.config, self.records)
             self._run_log = RunLog(
                 run_dir,
@@ -285,8 +287,8 @@ class Trainer:
             self.save()
             self._finish_saving(CHECKPOINTS_DIR)
 
-    def _warn_of_reread(self) -> None:
-        """Warns of records that changed settings leave out or read again."""
+    def _warn_of_changes(self) -> None:
+        """Warns of what changed settings mean for the data and for `best/`."""
         now = self.config
         before = run_directory.load_config(now.training.output_dir, type(now))
         found = describe_reread(
@@ -298,6 +300,16 @@ class Trainer:
         )
         if found and not now.data.synthetic_input:
             logging.warning("settings of the input have changed: %s", found)
+        best = posixpath.join(now.training.output_dir, BEST_DIR)
+        names = ("eval_input_file", "eval_batch_size", "max_eval_steps")
+        if list_checkpoints(best) and any(
+            getattr(before.data, n) != getattr(now.data, n) for n in names
+        ):
+            logging.warning(
+                "the loss of %s may be of other held-out examples: remove it "
+                "then",
+                best,
+            )
 
     # The loop.
 
