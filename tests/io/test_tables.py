@@ -177,8 +177,10 @@ def test_quotes_of_tsv_are_characters():
 )
 def test_a_damaged_table_is_refused_by_line(content, message, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST_CELL", 50)
+    limit = csv.field_size_limit()  # of the process
     with pytest.raises(UserError, match=message):
         read_csv(content, 20)
+    csv.field_size_limit(limit)
 
 
 def test_reading_of_json_goes_on_after_a_malformed_line():
