@@ -204,6 +204,8 @@ def load(config: ExportConfig, **changes: Any) -> LoadedRun:
     if tokenizer:
         values = tokenizer.kind, tokenizer.do_lower_case, tokenizer.sha256
         serving |= dict(zip(_OF_VOCABULARY, values, strict=True))
+        if tokenizer.keep_accents:
+            serving["keep_accents"] = True
     if isinstance(run, FinetuningConfig) and KINDS[run.head.kind].asks_client:
         serving[predict.QUESTION_ANSWERING] = _describe_answers(config, run)
         if tokenizer:  # refuses a length that leaves no room for a document

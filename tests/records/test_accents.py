@@ -1,10 +1,13 @@
 """Accents and other combining marks of twelve languages are kept."""
 
 import logging
+import pathlib
+import re
 import unicodedata
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from albert_tf.errors import UserError
 from albert_tf.interop import hugging_face
@@ -96,6 +99,26 @@ def test_the_graph_gives_the_same_ids(vocabulary):
     found = TextTokenizer(vocabulary).encode(tf.constant(texts)).to_list()
     tokenizer = Tokenizer(vocabulary)
     assert found == [tokenizer.encode_batch([t]).ids.tolist() for t in texts]
+
+
+def test_the_example_of_the_page_gives_the_same_ids(vocabulary):
+    """For phones, without albert_tf; text that stays cased omits lower()."""
+    page = pathlib.Path("docs/edge.md").read_text("utf-8")
+    (function,) = re.findall(r"\ndef encode\(.*?\n\n", page, re.DOTALL)
+    tokenizer = Tokenizer(vocabulary)
+    if not tokenizer.do_lower_case:
+        function = function.replace(".lower()", "")
+    names = {
+        "unicodedata": unicodedata,
+        "pieces": sentencepiece.SentencePieceProcessor(vocabulary),
+        "keeps_accents": True,
+    }
+    exec(function, names)
+    for text in TEXTS.values():
+        for form in FORMS:
+            raw = unicodedata.normalize(form, text)
+            ids = tokenizer.encode_batch([raw]).ids.tolist()
+            assert names["encode"](raw) == ids
 
 
 @pytest.mark.interop
