@@ -32,8 +32,10 @@ from albert_tf.errors import UserError, name_faults
 from albert_tf.io import files, shipped
 from albert_tf.io.artifact import lock
 from albert_tf.records.features import (
+    LABELS_FILE,
     METADATA_FILE,
     TOKENIZER_FILE,
+    UNK_ID,
     sha256_of,
 )
 from albert_tf.records.tokenization import GOOGLE_ALBERT, Tokenizer
@@ -116,6 +118,13 @@ def build_records(config: RecordsConfig) -> None:
     found = text.find_inputs(config, [*written, *directory.list_files()])
     directory.check_writable()
     sources = text.check_inputs(found, config)
+    if config.reads_labels and tokenizer.space_id < 0:
+        raise UserError(
+            "label_vocab_size needs a vocabulary of symbols with a space",
+            received=config.spm_model_file,
+            remedy="Train one with `python -m data_prep.train_tokenizer "
+            "--symbols=text --text_field=units`.",
+        )
     digests = list(sources.values())
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     versions = text.find_versions(config)
@@ -143,11 +152,35 @@ def build_records(config: RecordsConfig) -> None:
         with lock(scratch):
             vocabulary = os.path.join(scratch, TOKENIZER_FILE)
             files.write_bytes(vocabulary, model)
+            _write_labels(scratch, sources, config)
             state = _make_state(config, vocabulary, scratch, tokenizer)
             built = _build_shards(state, sources, directory)
-            _write_metadata(built, config, tokenizer, inputs_sha256, model)
+            labels = _read_labels(scratch, config)
+            _write_metadata(
+                built, config, tokenizer, inputs_sha256, model, labels
+            )
             directory.finish()
         remove_scratch(scratch, config)
+
+
+def _write_labels(
+    scratch: str, sources: Mapping[text.Source, str], config: RecordsConfig
+) -> None:
+    """Writes the words of the labels from 1 on, unless they are there."""
+    path = os.path.join(scratch, LABELS_FILE)
+    if config.reads_labels and not files.exists(path):
+        number = config.label_vocab_size - 1  # 0 is no label
+        words = text.choose_labels(sources, config, number)
+        files.write_text(path, "".join(f"{word}\n" for word in words))
+
+
+def _read_labels(scratch: str, config: RecordsConfig) -> str:
+    """The content of the file of labels; "" without labels."""
+    if not config.reads_labels:
+        return ""
+    path = os.path.join(scratch, LABELS_FILE)
+    with files.open_existing(path, "rb") as file:
+        return file.read().decode()
 
 
 def _digest_inputs(
@@ -171,6 +204,7 @@ class _State(NamedTuple):
         vocabulary: Path of a local copy of the SentencePiece model.
         scratch: Directory of the spill files.
         shards: All shards of the build.
+        labels: The label of each word; None without labels.
     """
 
     config: RecordsConfig
@@ -179,6 +213,7 @@ class _State(NamedTuple):
     tokenizer: Tokenizer
     shards: list[Shard]
     spilled: SpillFiles
+    labels: dict[str, int] | None
 
     def unit_path(self, unit: int) -> str:
         return os.path.join(self.scratch, _UNITS, f"{unit:07d}.spill")
@@ -201,8 +236,20 @@ def _make_state(
 ) -> _State:
     tokenizer = tokenizer or Tokenizer(vocabulary, config.do_lower_case)
     shards = list_shards(config)
-    spilled = SpillFiles(len(shards), token_dtype(tokenizer.vocab_size))
-    return _State(config, vocabulary, scratch, tokenizer, shards, spilled)
+    dtype = token_dtype(tokenizer.vocab_size, config.reads_labels)
+    labels = None
+    if config.reads_labels:
+        words = _read_labels(scratch, config).split("\n")[:-1]
+        labels = {word: label for label, word in enumerate(words, 1)}
+    return _State(
+        config,
+        vocabulary,
+        scratch,
+        tokenizer,
+        shards,
+        SpillFiles(len(shards), dtype),
+        labels,
+    )
 
 
 def _build_shards(
@@ -302,7 +349,7 @@ def make_unit(state: _State, task: _UnitTask) -> int:
     """
     path, digest, documents = task
     by_split, piece_counts, counts = make_examples(
-        documents, state.tokenizer, state.config
+        documents, state.tokenizer, state.config, state.labels
     )
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, piece_counts.astype(np.uint32))
@@ -364,6 +411,10 @@ def _check_not_empty(
 
 def _judge_text(built: BuiltRecords, tokenizer: Tokenizer) -> None:
     """Warns of a form of the text or a vocabulary that does not suit."""
+    if tokenizer.has_symbols:
+        counts = built.piece_counts
+        text.refuse_unknown(int(counts[UNK_ID]), int(counts.sum()), "")
+        return
     if warning := judge_form(built.text_form):
         logging.warning("%s", warning)
     if faults := judge_use(built.piece_counts, tokenizer):
@@ -437,13 +488,16 @@ def _write_metadata(
     tokenizer: Tokenizer,
     inputs_sha256: str,
     model: bytes,
+    labels: str,
 ) -> None:
-    """Writes vocabulary and metadata of each split, and logs a summary."""
+    """Writes what describes each split, and logs a summary."""
     for split in (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,):
         directory = posixpath.join(config.output_dir, split)
         metadata = describe_split(
-            config, split, built, tokenizer, inputs_sha256
+            config, split, built, tokenizer, inputs_sha256, labels
         )
+        if labels:
+            files.write_text(posixpath.join(directory, LABELS_FILE), labels)
         files.write_bytes(posixpath.join(directory, TOKENIZER_FILE), model)
         files.write_text(
             posixpath.join(directory, METADATA_FILE), metadata.to_json()

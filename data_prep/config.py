@@ -55,7 +55,7 @@ class CorpusConfig(Config):
     text_field: str = setting(
         "text",
         "Name of the JSON field, the column, or the dataset's feature that "
-        "holds the text.",
+        "holds the text. A list of strings in JSON is joined by spaces.",
     )
     sentence_breaker: str = setting(
         "none",
@@ -79,6 +79,11 @@ class CorpusConfig(Config):
         choices=("error", "replace", "skip"),
     )
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether rows are units and their words; see `text.split_labels`."""
+        return False
 
     def check(self) -> None:
         super().check()
@@ -108,6 +113,15 @@ class TokenizerConfig(CorpusConfig):
     tfds_split: str = inherited(CorpusConfig, "tfds_split", affects="result")
     tfds_data_dir: str = inherited(
         CorpusConfig, "tfds_data_dir", affects="result"
+    )
+    symbols: str = setting(
+        "",
+        "Make a vocabulary of single characters: phonemes, proteins, codes. "
+        "They are not normalised, have no case, and the space is one of them. "
+        "text: those of the text, up to character_coverage; or a file whose "
+        "characters, without ends of lines, are taken in order. vocab_size and "
+        "the settings of pieces then have no effect.",
+        affects="nothing",  # PREFIX.json has the characters
     )
     vocab_size: int = setting(
         30000,
@@ -276,6 +290,12 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
                 received=self.scratch_dir,
                 remedy="Name one, e.g. --scratch_dir=/tmp/scratch.",
             )
+        if self.label_vocab_size == 1 or (self.reads_labels and self.tfds):
+            raise UserError(
+                "label_vocab_size must be 0 or at least 2, and needs JSON lines"
+                " as --input_file",
+                received=f"{self.label_vocab_size} and --tfds={self.tfds}",
+            )
         scratch = self.scratch_dir or self.output_dir
         if self.dask_scheduler and not (
             scratch.startswith("/") and self.output_dir.startswith(("/", "gs:"))
@@ -287,9 +307,19 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
                 remedy="With records on gs://, set --scratch_dir, too.",
             )
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether tokens have labels."""
+        return self.label_vocab_size > 0
+
     def result_settings(self) -> dict[str, Any]:
-        """The settings that decide the examples; packing does not."""
+        """The settings that decide the examples; packing does not.
+
+        Older records have no `label_vocab_size`.
+        """
         values = super().result_settings()
+        if not self.reads_labels:
+            del values["label_vocab_size"]
         return {
             name: value
             for name, value in values.items()

@@ -19,6 +19,7 @@ from albert_tf.errors import UserError, name_faults
 from albert_tf.io import artifact, files
 from albert_tf.io.artifact import Artifact
 from albert_tf.records.features import (
+    LABELS_FILE,
     METADATA_FILE,
     SCHEMA_VERSION,
     TOKENIZER_FILE,
@@ -57,6 +58,7 @@ class RecordsDirectory:
         patterns = (
             METADATA_FILE,
             TOKENIZER_FILE,
+            LABELS_FILE,
             "*.tfrecord",
             "*" + files.PARTIAL_SUFFIX,
         )
@@ -141,10 +143,13 @@ class RecordsDirectory:
         """Returns the files of complete records that do not exist."""
         shards = list_shards(self._config)
         directories = dict.fromkeys(posixpath.dirname(s.path) for s in shards)
+        names = [METADATA_FILE, TOKENIZER_FILE]
+        if self._config.reads_labels:
+            names.append(LABELS_FILE)
         wanted = [shard.path for shard in shards] + [
             posixpath.join(directory, name)
             for directory in directories
-            for name in (METADATA_FILE, TOKENIZER_FILE)
+            for name in names
         ]
         present = set(self._list_records())
         return [path for path in wanted if path not in present]

@@ -22,6 +22,7 @@ from albert_tf.records.features import (
     METADATA_FILE,
     SENTENCE_LABEL,
     SENTENCE_WEIGHTS,
+    TOKEN_LABELS,
     read_metadata,
     stored_features,
 )
@@ -53,6 +54,7 @@ class RowShape:
     sentence_objective: str
     masking: str
     packing: str
+    label_vocab_size: int = 0
 
 
 def read_shape(shard: str, vocab_size: int = 0) -> RowShape:
@@ -109,7 +111,9 @@ def read_rows(shard: str, shape: RowShape, faults: list[str]) -> Iterator[Rows]:
         feature.name: tf.io.FixedLenFeature(
             [feature.length(shape)], feature.dtype
         )
-        for feature in stored_features(shape.masking, shape.packing)
+        for feature in stored_features(
+            shape.masking, shape.packing, shape.label_vocab_size > 0
+        )
     }
     with open_existing(shard, "rb") as file:
         records = read_records(file)
@@ -191,6 +195,7 @@ def _check_ranges(rows: Rows, shape: RowShape) -> dict[int, str]:
         "next_sentence_positions": last_position,
         SENTENCE_LABEL: int(shape.sentence_objective != "none"),
         SENTENCE_WEIGHTS: 1,
+        TOKEN_LABELS: shape.label_vocab_size - 1,
     }.items():
         if name not in rows:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from albert_tf.records.features import UNK_ID, RecordsMetadata
+from albert_tf.records.features import UNK_ID, RecordsMetadata, sha256_of
 from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import RecordsConfig
@@ -53,8 +53,9 @@ def describe_split(
     built: BuiltRecords,
     tokenizer: Tokenizer,
     inputs_sha256: str,
+    labels: str = "",
 ) -> RecordsMetadata:
-    """Returns the metadata of one split."""
+    """Returns the metadata of one split; `labels` is the file of labels."""
     config = settings_of_split(split, config)
     shards = {
         shard.name: result
@@ -69,6 +70,7 @@ def describe_split(
         for field in dataclasses.fields(RecordsMetadata)
         if hasattr(config, field.name)
     }
+    settings["do_lower_case"] = tokenizer.do_lower_case
     if config.packing == "none":
         settings["max_examples_per_row"] = 1
     return RecordsMetadata(
@@ -91,6 +93,7 @@ def describe_split(
         num_rows=counts["rows"],
         vocabulary_use=measure_use(built.piece_counts, tokenizer),
         text_form=built.text_form,
+        labels_sha256=sha256_of(labels.encode()) if labels else "",
     )
 
 

@@ -24,7 +24,11 @@ import numpy as np
 
 from albert_tf.config import MaskingConfig, SequenceConfig
 from albert_tf.records.array_ops import ranges
-from albert_tf.records.features import EXAMPLE_NUMBERS, PACKED_FEATURES
+from albert_tf.records.features import (
+    EXAMPLE_NUMBERS,
+    LABEL_FEATURE,
+    PACKED_FEATURES,
+)
 from albert_tf.records.masking import FIRST_ORDINARY_ID, find_words
 
 # Largest number of rows that wait for more examples.
@@ -106,7 +110,7 @@ def _lay_out_rows(
             examples["masked_lm_positions"] + begins
         )
     rows = {}
-    for feature in PACKED_FEATURES:
+    for feature in (*PACKED_FEATURES, LABEL_FEATURE):
         if feature.name not in examples:
             continue
         values = examples[feature.name]

@@ -20,7 +20,7 @@ Reference:
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from albert_tf.records.array_ops import random_bits, ranges
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import RecordsConfig
-from data_prep.text import break_sentences
+from data_prep.text import break_sentences, split_labels
 
 TRAIN, EVAL = "train", "eval"
 
@@ -67,7 +67,8 @@ class UnmaskedExamples(NamedTuple):
 
     Attributes:
         headers: `HEADER`, `(examples,)`.
-        tokens: uint16 or uint32; of each example, the segments.
+        tokens: uint16 or uint32; of each example, the segments. uint64 with
+            labels; see `LABEL_SHIFT`.
     """
 
     headers: np.ndarray
@@ -107,15 +108,27 @@ def count_tokens(headers: np.ndarray) -> np.ndarray:
     return lengths + headers["second_length"]
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
+# A token with a label is one number: the label above these bits, the id below.
+LABEL_SHIFT = 32
+
+
+def token_dtype(vocab_size: int, has_labels: bool = False) -> np.dtype:
     """Returns the smallest type that holds the ids of a vocabulary."""
+    if has_labels:
+        return np.dtype("<u8")
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def make_examples(
-    documents: Iterable[list[str]], tokenizer: Tokenizer, config: RecordsConfig
+    documents: Iterable[list[str]],
+    tokenizer: Tokenizer,
+    config: RecordsConfig,
+    labels: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, UnmaskedExamples], np.ndarray, Counter[str]]:
     """Makes the examples of all copies of some documents, given by lines.
+
+    Args:
+        labels: The label of each word; only with labelled lines.
 
     Returns:
         The examples by split; the occurrences of each piece in the text, int64,
@@ -123,14 +136,26 @@ def make_examples(
         and the counts of `TEXT_FORM`.
     """
     counts: Counter[str] = Counter()
-    normalized = [
-        [
-            tokenizer.normalize(sentence)
-            for sentence in break_sentences(lines, config, counts)
+    words_of: list[list[str]] = []
+    if config.reads_labels:
+        pairs = [[*map(split_labels, lines)] for lines in documents]
+        normalized = [[text for text, _ in document] for document in pairs]
+        words_of = [[w for _, ws in document for w in ws] for document in pairs]
+    else:
+        normalized = [
+            [
+                tokenizer.normalize(sentence)
+                for sentence in break_sentences(lines, config, counts)
+            ]
+            for lines in documents
         ]
-        for lines in documents
-    ]
-    dtype = token_dtype(tokenizer.vocab_size)
+    if end := tokenizer.sentence_end:
+        normalized = [
+            [*(sentence + end for sentence in document[:-1]), *document[-1:]]
+            for document in normalized
+        ]
+    dtype = token_dtype(tokenizer.vocab_size, config.reads_labels)
+    words_by_document = iter(words_of)
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
     parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
     for group in group_by_size(normalized, _CHARACTERS_AT_A_TIME):
@@ -144,8 +169,12 @@ def make_examples(
             ends = encoded.ends[first : first + len(document)]
             tokens = slice(begin, int(ends[-1]))
             split = choose_split(document, config.holdout_fraction)
+            ids = encoded.ids[tokens].astype(dtype)
+            if labels is not None:
+                of_words = [labels.get(w, 0) for w in next(words_by_document)]
+                ids |= _label_tokens(ids, of_words, tokenizer) << LABEL_SHIFT
             examples = _make_examples_of_document(
-                encoded.ids[tokens].astype(dtype),
+                ids,
                 np.flatnonzero(cuts[tokens]),
                 # A sentence may be empty, e.g. if it has only combining marks.
                 np.unique(ends[ends > begin] - begin),
@@ -165,6 +194,15 @@ def make_examples(
         for split, examples in parts.items()
     }
     return examples_by_split, piece_counts, counts
+
+
+def _label_tokens(
+    ids: np.ndarray, of_words: Sequence[int], tokenizer: Tokenizer
+) -> np.ndarray:
+    """The label of the word of each token; 0 for the spaces between them."""
+    is_space = ids == tokenizer.space_id
+    labels = np.array(of_words, ids.dtype)[np.cumsum(is_space)]
+    return np.where(is_space, 0, labels).astype(ids.dtype)
 
 
 def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:

@@ -20,6 +20,7 @@ from albert_tf.records.features import (
     CLS_ID,
     SENTENCE_LABEL,
     SEP_ID,
+    TOKEN_LABELS,
     stored_features,
 )
 from albert_tf.records.masking import mask_rows
@@ -29,6 +30,7 @@ from data_prep.config import RecordsConfig
 from data_prep.packing import pack_rows
 from data_prep.segments import (
     EVAL,
+    LABEL_SHIFT,
     TRAIN,
     UnmaskedExamples,
 )
@@ -143,7 +145,9 @@ def make_records(
     """
     stored = [
         feature.name
-        for feature in stored_features(config.masking, config.packing)
+        for feature in stored_features(
+            config.masking, config.packing, config.reads_labels
+        )
     ]
     batches: Iterator[Mapping[str, np.ndarray]] = (
         _features_of(examples, tokenizer, config, counts)
@@ -267,7 +271,14 @@ def _lay_out(
     is_token[:, 0] = False
     input_ids = np.zeros(input_mask.shape, np.int32)
     # A mask selects row by row, which is the order of the tokens.
-    input_ids[is_token] = examples.tokens
+    tokens = examples.tokens
+    features = {}
+    if config.reads_labels:
+        labels_of_tokens = np.zeros(input_mask.shape, np.int32)
+        labels_of_tokens[is_token] = tokens >> LABEL_SHIFT
+        features[TOKEN_LABELS] = labels_of_tokens
+        tokens = tokens & ((1 << LABEL_SHIFT) - 1)
+    input_ids[is_token] = tokens
     input_ids[:, 0] = CLS_ID
     input_ids[is_separator] = SEP_ID
     labels = examples.headers["label"].astype(np.int32)[:, np.newaxis]
@@ -277,6 +288,7 @@ def _lay_out(
         "segment_ids": (input_mask & (columns > middle)).astype(np.int32),
         "token_boundary": words.find(input_ids).astype(np.int32),
         SENTENCE_LABEL: labels,
+        **features,
     }
 
 

@@ -59,6 +59,9 @@ _WRAPPED_SHARE = 0.6
 _WRAPPED_WIDTHS = range(40, 141)
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', "\u201d", "\u2026")
 
+# Largest fraction of a text that a vocabulary of symbols may not know.
+_LARGEST_UNKNOWN = 0.001
+
 # First bytes that decide about a format.
 _HEAD_BYTES = 1 << 16
 
@@ -126,6 +129,12 @@ EMPTY_TEXTS = "documents without text"
 CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
 CUT_WORDS = "cuts of 16,384 characters without a space"
 JOINED_LINES = "ends of wrapped lines, read as spaces"
+
+# Follows the units of a labelled line, and separates its words. Python counts
+# it as white space, so no unit contains it.
+_LABEL_MARK = "\x1f"
+# A labelled line has this many units at most.
+_UNITS_OF_LINE = 4096
 
 OnBytes = Callable[[int], Any]
 OnStored = Callable[[bytes], Any]
@@ -267,6 +276,22 @@ def read_documents(
             yield document
 
 
+def refuse_unknown(unknown: int, total: int, symbols: str) -> None:
+    """Refuses a text of which too much is unknown to a vocabulary of symbols.
+
+    Args:
+        symbols: Which ones are unknown.
+    """
+    if unknown > _LARGEST_UNKNOWN * total:
+        raise UserError(
+            "a vocabulary of symbols must know all but "
+            f"{_LARGEST_UNKNOWN:.1%} of the text",
+            received=f"{unknown:,} of {total:,} symbols unknown{symbols}",
+            remedy="Add them to the list of symbols, or correct the text; "
+            "--symbols=text takes all of a text.",
+        )
+
+
 def warn_of_lost_accents(
     sources: Mapping["Source", str], config: CorpusConfig, remedy: str
 ) -> None:
@@ -362,11 +387,17 @@ class TextFile:
         blocks = read_blocks(self.name, on_stored)
         head = next(blocks, b"").removeprefix(_BOM)
         form = self._find_format(head, reading.config)
-        if form == "parquet":
+        if form == "parquet" and not reading.config.reads_labels:
             yield from self._read_parquet(self.num_bytes - num_read, reading)
             return
         blocks = itertools.chain([head], blocks)
         width = 0
+        if reading.config.reads_labels and form != "jsonl":
+            raise UserError(
+                f"{self.name} must be JSON lines, as label_vocab_size needs "
+                "`units` and `words`",
+                received=form,
+            )
         if form == "text":
             start = head[:JUDGED_CHARACTERS].decode(errors="replace")
             width = find_width(start)
@@ -443,6 +474,9 @@ class TextFile:
             rows = table.rows
         for place, values in rows:
             where = f"{place} of {self.name}"
+            if reading.config.reads_labels:
+                yield from _labelled_lines(values, where, reading)
+                continue
             text = _text_of(where, values, field, form)
             yield from _lines_of_text(text, where, reading)
 
@@ -483,6 +517,8 @@ def _text_of(
         wanted, remedy = _ROWS["jsonl" if form == "jsonl" else "csv"]
         raise UserError(f"{where} must {wanted}", values, remedy)
     text = values.get(field, False)
+    if _is_list_of_strings(text):
+        return " ".join(text)
     # pandas writes NaN for null.
     if text != text or (form != "jsonl" and text in _NULLS):
         return None
@@ -494,6 +530,70 @@ def _text_of(
             "--input_format=text, if it is not JSON.",
         )
     return text
+
+
+def _is_list_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _labelled_lines(
+    values: dict[str, Any] | str, where: str, reading: Reading
+) -> Iterator[str]:
+    """Yields a row of `units` and `words` as lines for `split_labels`.
+
+    An empty line follows. A unit, the symbols of a word, has no white space.
+    """
+    row = values if isinstance(values, dict) else {}
+    units: Any = row.get("units")
+    words: Any = row.get("words")
+    received = ""
+    if not (_is_list_of_strings(units) and _is_list_of_strings(words)):
+        received = json.dumps(values)[:80]
+    elif len(units) != len(words):
+        received = f"{len(units)} units and {len(words)} words"
+    elif wrong := [unit for unit in units if unit.split() != [unit]]:
+        received = f"the unit {wrong[0]!r}"
+    if received:
+        raise UserError(
+            f"{where} must have two lists of strings of equal length: `units`, "
+            "without white space and not empty, and `words`",
+            received=received,
+        )
+    for begin in range(0, len(units), _UNITS_OF_LINE):
+        part = slice(begin, begin + _UNITS_OF_LINE)
+        named = [" ".join(word.split()) for word in words[part]]
+        line = _LABEL_MARK.join([" ".join(units[part]), *named])
+        if (decoded := _to_unicode(line, where, reading.config)) is not None:
+            yield decoded
+    if not units:
+        reading.skipped[EMPTY_TEXTS] += 1
+    yield ""
+
+
+def split_labels(line: str) -> tuple[str, list[str]]:
+    """The units of a labelled line, joined by spaces, and the word of each."""
+    text, *words = line.split(_LABEL_MARK)
+    return text, words
+
+
+def choose_labels(
+    sources: Mapping["Source", str], config: CorpusConfig, number: int
+) -> list[str]:
+    """The most frequent words of labelled text, at most a number of them."""
+    counts: Counter[str] = Counter()
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_progress("counting words", num_bytes) as bar:
+        skipped: Skipped = Counter()
+        for lines in read_documents(sources, config, bar.update, skipped):
+            for line in lines:
+                counts.update(filter(None, split_labels(line)[1]))
+    by_count = sorted(counts, key=lambda word: (-counts[word], word))[:number]
+    labelled = sum(counts[word] for word in by_count)
+    logging.info(
+        "%d labels for %.1f %% of the words, which are %d different ones",
+        *(len(by_count), 100 * labelled / max(1, counts.total()), len(counts)),
+    )
+    return by_count
 
 
 def _unknown_column(

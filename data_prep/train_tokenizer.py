@@ -16,6 +16,8 @@ is larger than --input_characters, the command trains on the sentences of
 smallest priority, a random number keyed by the text of their document. Memory
 depends only on that setting.
 
+--symbols makes a vocabulary of single characters, without training.
+
 SentencePiece is called with the options of google-research/albert. A
 self-contained model holds the normalisation of text as rules, each of which
 replaces one character. The rules together equal `tokenization.normalize`
@@ -34,7 +36,7 @@ import re
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +67,13 @@ from albert_tf.records.tokenization import (
     KEEP_ACCENTS_NAME,
     NORMALIZER_NAMES,
     SELF_CONTAINED,
+    make_symbols,
     normalize,
 )
 from data_prep.config import TokenizerConfig
 from data_prep.processes import show_progress
 from data_prep.text import (
+    Source,
     break_sentences,
     check_inputs,
     cut,
@@ -77,6 +81,7 @@ from data_prep.text import (
     find_inputs,
     find_versions,
     read_documents,
+    refuse_unknown,
     warn_of_lost_accents,
 )
 
@@ -129,10 +134,17 @@ def main(config: TokenizerConfig) -> None:
         **find_versions(config),
         **describe_breaking(config),
     }
+    symbols = _read_symbols(config.symbols)
+    if config.symbols:
+        described["symbols"] = symbols or "those of the text"
     if _is_up_to_date(config, described):
         logging.info("%s.model is up to date", config.model_prefix)
         return
     check_writable(model_file)
+    if config.symbols:
+        model, counted = _make_symbols(config, sources, symbols)
+        _write_model(config.model_prefix, model, {**described, **counted})
+        return
 
     if not config.keep_accents:
         warn_of_lost_accents(
@@ -191,6 +203,57 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
     return artifact.compare(
         load_json_if_any(config.model_prefix + ".json"), path
     )
+
+
+def _read_symbols(path: str) -> str:
+    """The characters of a list, in order; "" for those of the text."""
+    if path in ("", "text"):
+        return ""
+    with open_existing(path, "rb") as file:
+        content = file.read()
+    try:
+        symbols = "".join(content.decode("utf-8-sig").splitlines())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} must be UTF-8", str(error)) from None
+    if not symbols:
+        raise UserError(f"{path} must hold symbols", received="none")
+    return symbols
+
+
+def _make_symbols(
+    config: TokenizerConfig, sources: Mapping[Source, str], symbols: str
+) -> tuple[bytes, dict[str, int]]:
+    """A model of a list of symbols, or of those of the text, and its counts.
+
+    Raises:
+        UserError: If the list lacks more than a few characters of the text.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    skipped: collections.Counter[str] = collections.Counter()
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_progress("counting symbols", num_bytes) as bar:
+        for lines in read_documents(sources, config, bar.update, skipped):
+            for sentence in break_sentences(lines, config, skipped):
+                counts.update(sentence)
+    total = counts.total()
+    if not symbols:
+        covered = 0
+        for symbol, count in sorted(counts.items(), key=lambda c: (-c[1], c)):
+            if covered >= config.character_coverage * total:
+                break
+            symbols += symbol
+            covered += count
+    unknown = {c: n for c, n in counts.most_common() if c not in symbols}
+    num_unknown = sum(unknown.values())
+    named = ", ".join(f"{c!r} {n:,} times" for c, n in [*unknown.items()][:5])
+    refuse_unknown(num_unknown, total, f": {named}")
+    logging.info(
+        "%s.model: %d symbols; %d of %d characters are unknown%s",
+        *(config.model_prefix, len(set(symbols)), num_unknown, total),
+        named and f": {named}",
+    )
+    model = make_symbols(symbols)
+    return model, {"num_characters": total, "num_unknown": num_unknown}
 
 
 def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:

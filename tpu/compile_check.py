@@ -165,7 +165,10 @@ def estimate(
     installed = compiler.check_installed(where.request["platform"])
     devices = compiler.find_devices(where)
     flops = flops_per_step(
-        config.model, data, config.training.sentence_objective
+        config.model,
+        data,
+        config.training.sentence_objective,
+        config.num_token_labels,
     )
     planned = Estimate(
         devices=where.name,

@@ -129,7 +129,9 @@ def compile_step(
             # The dtypes of batches: TPUs have no int64.
             tf.int32 if feature.dtype == "int64" else tf.float32,
         )
-        for feature in features_to_read("static", config.data.packing)
+        for feature in features_to_read(
+            "static", config.data.packing, config.num_token_labels > 0
+        )
     }
     steps = pjrt_steps.PjrtSteps(strategy, state, config)
     jax.config.update("jax_optimization_level", "O1" if quick else "UNKNOWN")

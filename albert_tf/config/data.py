@@ -25,6 +25,14 @@ class SequenceConfig(Config):
         at_least=1,
         below="max_seq_length",
     )
+    label_vocab_size: int = setting(
+        0,
+        "Number of labels of tokens: the most frequent words of the field "
+        "`words`, and no label for all others. 0: records have no labels. "
+        "run_pretraining needs it for --token_label_loss_weight.",
+        at_least=0,
+        affects="model",
+    )
     packing: str = setting(
         "none",
         "Number of examples in a training record. none: one, as in "

@@ -280,7 +280,7 @@ class FinetuningDataConfig(
         *("input_file", "eval_input_file"),
         *("synthetic_input", "input_lanes", "packing", "max_examples_per_row"),
         *("masked_lm_prob", "ngram", "max_predictions_per_seq"),
-        "max_eval_steps",
+        *("max_eval_steps", "label_vocab_size"),
     ),
     defaults={
         "global_batch_size": 32,
@@ -357,6 +357,7 @@ class FinetuningTrainingConfig(
         "checkpoint_step",
         "sentence_objective",
         "eval_sentence_objective",
+        "token_label_loss_weight",
         "dropout_schedule",
     ),
     defaults={

@@ -274,6 +274,14 @@ class TrainingConfig(Config, affects="nothing"):
         choices=SENTENCE_OBJECTIVES,
         affects="model",
     )
+    token_label_loss_weight: float = setting(
+        0.0,
+        "Weight of the loss of the token labels, e.g. 1: a head of its own "
+        "predicts the word of each symbol, masked or not. It is left out of "
+        "exports and conversions. 0: no head.",
+        at_least=0,
+        affects="model",
+    )
     eval_sentence_objective: str = setting(
         "same",
         "Sentence objective of the records of eval_input_file, in mode=eval. "
@@ -401,7 +409,19 @@ class PretrainingConfig(Config):
                 "num_train_steps",
                 received=f"{warmup} + {decay} and {total}",
             )
+        if self.training.token_label_loss_weight and self.num_token_labels < 2:
+            raise UserError(
+                "token_label_loss_weight needs --label_vocab_size, with which "
+                "the records were built",
+                received=self.data.label_vocab_size,
+            )
         self.check_evaluation()
+
+    @property
+    def num_token_labels(self) -> int:
+        """Number of labels that the head of tokens predicts; 0 without it."""
+        has_head = self.training.token_label_loss_weight > 0
+        return self.data.label_vocab_size if has_head else 0
 
     def check_evaluation(self) -> None:
         """Refuses evaluations without records."""

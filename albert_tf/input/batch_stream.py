@@ -11,7 +11,7 @@ from albert_tf.config import DataConfig
 from albert_tf.input import pipeline
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import RecordSet
-from albert_tf.records.features import features_to_read
+from albert_tf.records.features import TOKEN_LABELS, features_to_read
 
 
 class BatchStream:
@@ -41,10 +41,12 @@ class BatchStream:
     def open(self, step: int) -> pipeline.MakeDataset:
         """The stream from a step on, as a function that opens it."""
         if self._config.synthetic_input:
+            limits = self._format_of(self._records).limits
+            has_labels = TOKEN_LABELS in limits
             return pipeline.synthetic_dataset(
                 self._config,
-                features_to_read("static", self._config.packing),
-                self._format_of(self._records).limits,
+                features_to_read("static", self._config.packing, has_labels),
+                limits,
             )
         return pipeline.training_dataset(
             self._records,

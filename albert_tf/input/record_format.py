@@ -31,6 +31,7 @@ from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     SENTENCE_LABEL,
     SENTENCE_WEIGHTS,
+    TOKEN_LABELS,
     features_to_read,
 )
 from albert_tf.records.masking import mask_rows
@@ -84,7 +85,10 @@ class RecordFormat:
 
 
 def pretraining_format(
-    records: RecordSet, config: DataConfig, vocab_size: int | None = None
+    records: RecordSet,
+    config: DataConfig,
+    vocab_size: int | None = None,
+    num_token_labels: int = 0,
 ) -> RecordFormat:
     """Returns the format of pretraining records.
 
@@ -93,6 +97,7 @@ def pretraining_format(
         config: Lengths and masking.
         vocab_size: Number of pieces in the vocabulary; None for no limit of
             token ids.
+        num_token_labels: Number of labels of tokens; 0 reads none.
     """
     is_packed = records.packing != "none"
 
@@ -123,8 +128,11 @@ def pretraining_format(
     }
     if vocab_size is not None:
         limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
+    has_labels = num_token_labels > 0
+    if has_labels:
+        limits[TOKEN_LABELS] = num_token_labels
     return RecordFormat(
-        features_to_read(records.masking, records.packing),
+        features_to_read(records.masking, records.packing, has_labels),
         limits,
         mask if records.masking == "dynamic" else None,
     )

@@ -143,11 +143,8 @@ class RecordSet:
 
     def text_settings(self) -> dict[str, object]:
         """Settings with which equal text has equal tokens, where known."""
-        return {
-            name: getattr(self.metadata, name)
-            for name in ("vocabulary_sha256", "do_lower_case")
-            if self.metadata
-        }
+        names = "vocabulary_sha256", "do_lower_case", "labels_sha256"
+        return {n: getattr(self.metadata, n) for n in names if self.metadata}
 
 
 def find_training_data(config: PretrainingConfig) -> RecordSet:
@@ -435,6 +432,8 @@ def _check_settings_of(
     }
     if metadata.masking == "static":
         wanted["max_predictions_per_seq"] = data.max_predictions_per_seq
+    if config.num_token_labels:
+        wanted["label_vocab_size"] = config.num_token_labels
     # The segments of unmasked rows tell which examples are pairs.
     single = metadata.sentence_objective, metadata.packing, metadata.masking
     may_be_single &= single == ("none", "best_fit", "dynamic")
@@ -534,13 +533,14 @@ def _check_directories_match(
 
 
 def check_same_text(records: RecordSet, other: RecordSet) -> None:
-    """Checks that two sets share vocabulary and lower-casing, where known."""
+    """Checks that two sets share vocabulary, case and labels, where known."""
     features.check_values_match(
         records.directory or ".",
         records.text_settings(),
         other.text_settings() if records.metadata else {},
         other=other.directory or ".",
-        remedy="Build both with the same --spm_model_file and --do_lower_case.",
+        remedy="Build both with the same --spm_model_file and --do_lower_case; "
+        "records with labels, from the same text.",
     )
 
 

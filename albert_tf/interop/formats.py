@@ -19,10 +19,14 @@ from albert_tf.errors import UserError
 from albert_tf.interop import google_albert, hugging_face
 from albert_tf.interop.google_albert import INDEX_SUFFIX
 from albert_tf.interop.hugging_face import NULL_THRESHOLD, TASKS
-from albert_tf.interop.weight_names import ModelWeights
+from albert_tf.interop.weight_names import MODEL_NAME, ModelWeights
 from albert_tf.io import shipped
 from albert_tf.io.files import exists, load_json_if_any
-from albert_tf.modeling.models import AlbertForTask, AlbertPretrainer
+from albert_tf.modeling.models import (
+    TOKEN_LABEL_HEAD,
+    AlbertForTask,
+    AlbertPretrainer,
+)
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import (
@@ -167,6 +171,8 @@ def _read_run(path: str) -> ModelWeights:
         )
     checkpoint, values = found
     values.pop(_STEP_NAME, None)
+    left_out = f"{MODEL_NAME}/{TOKEN_LABEL_HEAD}/"
+    values = {n: v for n, v in values.items() if not n.startswith(left_out)}
     head, settings = None, {}
     if isinstance(config, FinetuningConfig):
         head = config.head

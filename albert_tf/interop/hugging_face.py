@@ -62,6 +62,7 @@ from albert_tf.io.files import (
 )
 from albert_tf.records.features import (
     CLS_ID,
+    MASK_ID,
     PAD_ID,
     SEP_ID,
     SPECIAL_PIECES,
@@ -74,6 +75,7 @@ from albert_tf.records.tokenization import (
     NORMALIZER_NAMES,
     Tokenizer,
     character_class,
+    make_symbols,
 )
 
 CONFIG_FILE = "config.json"
@@ -601,7 +603,7 @@ def tokenizer_files(
         **files[_SPECIAL_TOKENS_FILE],
         "do_lower_case": normalized_outside and tokenizer.do_lower_case,
         "keep_accents": tokenizer.keep_accents or not normalized_outside,
-        "remove_space": True,
+        "remove_space": not tokenizer.has_symbols,
         "model_max_length": max_length,
         # Not AlbertTokenizer: that of transformers 5 ignores tokenizer.json and
         # begins a word after [MASK], even in "[MASK].".
@@ -618,6 +620,8 @@ def tokenizer_files(
         _replace(" {2,}", " "),
         {"type": "Strip", "strip_left": False, "strip_right": True},
     ]
+    if tokenizer.has_symbols:
+        _keep_spaces(files)
     fast["model"]["byte_fallback"] = model.trainer_spec.byte_fallback
     for piece in model.pieces:
         text, score = piece.piece, piece.score
@@ -628,6 +632,18 @@ def tokenizer_files(
         name: f"{json.dumps(v, indent=2, ensure_ascii=False)}\n".encode()
         for name, v in files.items()
     }
+
+
+def _keep_spaces(files: dict[str, Any]) -> None:
+    """Changes the tokenizer's files for symbols: spaces are ordinary ones."""
+    fast = files[_FAST_FILE]
+    fast["normalizer"] = None
+    for part in ("pre_tokenizer", "decoder"):
+        fast[part] |= {"prepend_scheme": "never", "split": False}
+    special = files[_SPECIAL_TOKENS_FILE]["mask_token"]
+    files[_SETTINGS_FILE]["mask_token"] = special
+    for mask in (special, fast["added_tokens"][MASK_ID]):
+        mask["lstrip"] = False
 
 
 def _find_vocabulary(directory: str) -> tuple[str, bool]:
@@ -682,6 +698,9 @@ def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
     """
     from sentencepiece import SentencePieceNormalizer, sentencepiece_model_pb2
 
+    if fast["normalizer"] is None:
+        pieces = [piece for piece, _ in fast["model"]["vocab"]]
+        return make_symbols(pieces[len(SPECIAL_PIECES) :]), False
     steps = fast["normalizer"].get("normalizers", [fast["normalizer"]])
     by_type = {step["type"]: step for step in steps}
     normalized_outside, lower = "NFKC" in by_type, "Lowercase" in by_type

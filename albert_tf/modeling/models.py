@@ -19,6 +19,9 @@ from albert_tf.modeling.heads import (
 )
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
+# The name of the head of token labels, which only training has.
+TOKEN_LABEL_HEAD = "token_labels"
+
 
 class AlbertPretrainer(keras.layers.Layer):
     """The backbone and the pretraining heads.
@@ -28,6 +31,8 @@ class AlbertPretrainer(keras.layers.Layer):
     Args:
         sentence_objective: "sop", "nsp", or "none", which leaves out the
             sentence head and the pooler.
+        num_token_labels: Number of outputs of a head that labels each token;
+            0 without it.
 
     Attributes:
         max_seq_length: Of the training, where `interop.formats.load` knows it;
@@ -58,6 +63,7 @@ class AlbertPretrainer(keras.layers.Layer):
         dtype: str = "float32",
         remat: bool = False,
         name: str = "albert",
+        num_token_labels: int = 0,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
@@ -75,6 +81,11 @@ class AlbertPretrainer(keras.layers.Layer):
         if self.has_sentence_head:
             self.pooler = backbone.pooler
             self.sentence = SentenceHead(config)
+        self.token_labels = None
+        if num_token_labels:
+            self.token_labels = ClassificationHead(
+                config, num_token_labels, name=TOKEN_LABEL_HEAD
+            )
         self.backbone = backbone
 
     def build(self) -> None:
@@ -83,6 +94,8 @@ class AlbertPretrainer(keras.layers.Layer):
         self.masked_lm.build()
         if self.has_sentence_head:
             self.sentence.build()
+        if self.token_labels is not None:
+            self.token_labels.build()
 
     def call(
         self,
@@ -92,7 +105,8 @@ class AlbertPretrainer(keras.layers.Layer):
     ) -> dict[str, tf.Tensor]:
         """Predicts the masked tokens and the class of each pair.
 
-        The encoder's last block is computed only where the heads read it.
+        The encoder's last block is computed only where the heads read it: at
+        all positions with the head of token labels.
 
         Args:
             batch: int32 tensors; further ones are ignored.
@@ -108,14 +122,21 @@ class AlbertPretrainer(keras.layers.Layer):
             `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
             float32, `(batch, 2)`, unless `sentence_objective` is "none". For
             packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
+            `token_label_logits`: float32, `(batch, length, labels)`, with
+            `num_token_labels`.
         """
+        positions = batch["masked_lm_positions"]
+        has_labels = self.token_labels is not None
         outputs = self.encode(
             batch,
-            output_positions=batch["masked_lm_positions"],
+            output_positions=None if has_labels else positions,
             dropout=dropout,
             target=target,
         )
         masked = outputs.pop("sequence_output")
+        if self.token_labels is not None:
+            outputs["token_label_logits"] = self.token_labels(masked)
+            masked = tf.gather(masked, positions, batch_dims=1)
         return {"mlm_logits": self.mlm_logits(masked, target), **outputs}
 
     def encode(

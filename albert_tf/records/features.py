@@ -30,6 +30,8 @@ PAD_ID, UNK_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_PIECES))
 
 METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
+# The words of the token labels 1, 2, ..., one a line.
+LABELS_FILE = "token_labels.txt"
 # A build keeps this file in the parent directory until it is complete.
 UNFINISHED_FILE = "unfinished.json"
 # The version of the records. Those of other versions are refused.
@@ -118,11 +120,17 @@ FEATURES = tuple(
     or feature.name == SENTENCE_LABEL
 )
 
+# Only with `label_vocab_size`: the label of each token, its word; 0 for none.
+TOKEN_LABELS = "token_labels"
+LABEL_FEATURE = Feature(TOKEN_LABELS, "int64", per_token=True)
+
 # The features that a run computes itself under dynamic masking.
 MASK_FEATURES = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 
 
-def stored_features(masking: str, packing: str = "none") -> tuple[Feature, ...]:
+def stored_features(
+    masking: str, packing: str = "none", has_labels: bool = False
+) -> tuple[Feature, ...]:
     """Returns the features of a record; see `RecordsMetadata`.
 
     Example:
@@ -140,19 +148,21 @@ def stored_features(masking: str, packing: str = "none") -> tuple[Feature, ...]:
         masked_lm_positions 27
     """
     features = FEATURES if packing == "none" else PACKED_FEATURES
+    if has_labels:
+        features += (LABEL_FEATURE,)
     if masking == "static":
         return features
     return tuple(f for f in features if f.name not in MASK_FEATURES)
 
 
 def features_to_read(
-    masking: str, packing: str = "none"
+    masking: str, packing: str = "none", has_labels: bool = False
 ) -> tuple[Feature, ...]:
     """Returns the features that the trainer reads from records."""
     unread = {EXAMPLE_NUMBERS}
     if masking == "static":
         unread.add("token_boundary")
-    stored = stored_features(masking, packing)
+    stored = stored_features(masking, packing, has_labels)
     return tuple(f for f in stored if f.name not in unread)
 
 
@@ -194,6 +204,8 @@ class RecordsMetadata:
         text_form: Numbers of documents and of those with one sentence, of
             sentences and tokens, of examples and of those whose segments are
             parts of one sentence; of all splits, with duplicates.
+        label_vocab_size: Number of labels of tokens; 0 without labels.
+        labels_sha256: SHA-256 of the file of their words; "" without labels.
     """
 
     max_seq_length: int
@@ -225,6 +237,8 @@ class RecordsMetadata:
     vocabulary_use: dict[str, float]
     schema_version: int = SCHEMA_VERSION
     text_form: dict[str, int] = dataclasses.field(default_factory=dict)
+    label_vocab_size: int = 0
+    labels_sha256: str = ""
 
     @property
     def fill(self) -> float:
@@ -235,6 +249,8 @@ class RecordsMetadata:
         """Returns the text of `metadata.json`."""
         # `fill` is for people who read the file; `read_metadata` ignores it.
         values = dataclasses.asdict(self) | {"fill": round(self.fill, 6)}
+        if not self.label_vocab_size:
+            del values["label_vocab_size"], values["labels_sha256"]
         return json.dumps(values, indent=2) + "\n"
 
 

@@ -4,7 +4,9 @@ There are two kinds of vocabulary. For a vocabulary of google-research/albert,
 Python code normalises text before the SentencePiece model, and splits pieces
 such as "2011," after it. The checkpoints of google-research/albert were trained
 on the resulting ids. A self-contained vocabulary normalises text in the model,
-so every SentencePiece runtime returns the same ids for raw text.
+so every SentencePiece runtime returns the same ids for raw text. A vocabulary
+of symbols is a self-contained one that changes nothing: its pieces are single
+characters, and the space is one of them.
 
 `Tokenizer.encode` makes the inputs that an exported model, which tokenizes in
 its graph (`serving.text_tokenizer`), makes of the same texts.
@@ -58,6 +60,8 @@ NORMALIZER_NAMES = {
 }
 # That of a model whose text keeps its combining marks.
 KEEP_ACCENTS_NAME = "albert_tf_keep_accents"
+# That of a vocabulary of symbols.
+SYMBOLS_NAME = "albert_tf_symbols"
 
 # A text that would lose marks of a larger share of its letters is warned of.
 USUAL_LOST_ACCENTS = 0.005
@@ -128,8 +132,9 @@ class Tokenizer:
     Args:
         model_file: The SentencePiece model, local or gs://, or the name of a
             released model.
-        do_lower_case: Whether to convert text to lower case. It must be the
-            value with which the model was trained. None stands for the value
+        do_lower_case: Whether to convert text to lower case, which symbols
+            never are. It must be the value with which the model was trained.
+            None stands for the value
             stored in a self-contained model; or else in the file that
             train_tokenizer (PREFIX.json) or Hugging Face
             (tokenizer_config.json) writes next to the model; or else True.
@@ -140,6 +145,10 @@ class Tokenizer:
             SELF_CONTAINED if the model normalises text.
         do_lower_case: Whether text is converted to lower case.
         keep_accents: Whether text keeps combining marks.
+        has_symbols: Whether the pieces are symbols; see `make_symbols`.
+        space_id: The symbol of a space; -1 without.
+        sentence_end: What separates the sentences of a document: a space if it
+            is a symbol; else "", as the word mark of a piece separates them.
         sha256: Hexadecimal digest of the model file.
         words: Finds where words begin.
 
@@ -166,11 +175,19 @@ class Tokenizer:
                 f"{model_file} must be a SentencePiece model",
                 received=f"{len(content)} bytes; {first_line(error)}",
             ) from None
+        self.has_symbols = _has_normalizer(content, SYMBOLS_NAME)
         self._check_special_ids(model_file)
-        self.kind, self.do_lower_case = _find_kind(
-            model_file, content, do_lower_case
-        )
+        if self.has_symbols:
+            self.kind, self.do_lower_case = SELF_CONTAINED, False
+        else:
+            self.kind, self.do_lower_case = _find_kind(
+                model_file, content, do_lower_case
+            )
         self.keep_accents = _has_normalizer(content, KEEP_ACCENTS_NAME)
+        self.space_id = -1
+        if self.has_symbols and WORD_MARK in self._pieces:
+            self.space_id = self._pieces.index(WORD_MARK)
+        self.sentence_end = " " if self.space_id >= 0 else ""
         self.words = WordBoundaries(
             self._pieces,
             [  # by spelling first, since a call takes long
@@ -179,6 +196,7 @@ class Tokenizer:
                 else -1
                 for i, p in enumerate(self._pieces)
             ],
+            self.has_symbols,
         )
         if self.kind == GOOGLE_ALBERT:
             self._build_comma_table()
@@ -198,6 +216,8 @@ class Tokenizer:
         """Normalises text for `encode_normalized` and for deduplication."""
         if self.kind == GOOGLE_ALBERT:
             return normalize(text, self.do_lower_case, self.keep_accents)
+        if self.has_symbols:
+            return text
         # `encode` normalises the text again, which does not change it.
         normalized = self._model.normalize(text)
         return normalized[len(WORD_MARK) :].replace(WORD_MARK, " ")
@@ -317,11 +337,13 @@ class Tokenizer:
         if np.ndim(ids) > 1:
             return [self.decode(row) for row in ids]
         text, part = "", list[int]()
+        space = "" if self.has_symbols else " "
         for i in [*map(int, ids), MASK_ID]:
             if i == MASK_ID:
                 words = self._model.decode(part)
-                is_word = bool(part) and self._pieces[part[0]][:1] == WORD_MARK
-                text += f"{' ' * is_word}{words} {MASK_PIECE}"
+                if part and self._pieces[part[0]][:1] == WORD_MARK:
+                    text += space
+                text += f"{words}{space}{MASK_PIECE}"
                 part = []
             elif i not in (PAD_ID, CLS_ID, SEP_ID):
                 part.append(i)
@@ -375,6 +397,8 @@ class Tokenizer:
                 remedy="Train a vocabulary with "
                 "`python -m data_prep.train_tokenizer`.",
             )
+        if self.has_symbols:
+            return
         joined = "".join(self._model.encode("a b", out_type=str))
         if not joined.startswith(WORD_MARK) or joined.endswith(WORD_MARK):
             raise UserError(
@@ -420,6 +444,34 @@ class Tokenizer:
             return ids
         rest = first[len(WORD_MARK) :]
         return ([self._model.piece_to_id(rest)] if rest else []) + ids[1:]
+
+
+def make_symbols(symbols: Iterable[str]) -> bytes:
+    """A SentencePiece model of the special pieces and of symbols, in order.
+
+    Args:
+        symbols: Single characters; a repeated one counts once.
+    """
+    # Imported late, since it takes as long as all other imports here.
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    types = model.SentencePiece.Type
+    for i, piece in enumerate(SPECIAL_PIECES):
+        kind = types.UNKNOWN if i == UNK_ID else types.CONTROL
+        model.pieces.add(piece=piece, score=0.0, type=kind)
+    for rank, symbol in enumerate(dict.fromkeys(symbols)):
+        piece = WORD_MARK if symbol == " " else symbol
+        model.pieces.add(piece=piece, score=-rank - 1.0)
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer.model_type = trainer.CHAR
+    trainer.vocab_size = len(model.pieces)
+    trainer.pad_id, trainer.unk_id = PAD_ID, UNK_ID
+    trainer.bos_id = trainer.eos_id = -1
+    normalizer.name = SYMBOLS_NAME
+    normalizer.precompiled_charsmap = b""
+    normalizer.add_dummy_prefix = normalizer.remove_extra_whitespaces = False
+    return model.SerializeToString(deterministic=True)
 
 
 def character_class(is_member: Callable[[str], object]) -> str:

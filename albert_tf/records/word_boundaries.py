@@ -11,6 +11,8 @@ word. There, digits and letters of other scripts always begin a word. Here:
   script, such as the Ethiopic word space;
 - a character spelled in byte pieces is treated as any other character.
 
+Of symbols, a word ends at each space; without a space, each symbol is a word.
+
 Reference:
     `_is_start_piece_sp` in
     https://github.com/google-research/albert/blob/master/create_pretraining_data.py
@@ -60,17 +62,30 @@ class WordBoundaries:
     Args:
         pieces: The pieces of the vocabulary.
         values: The byte of each byte piece; -1 for other pieces.
+        are_symbols: Whether the pieces are symbols; see
+            `tokenization.make_symbols`.
 
     Attributes:
         is_byte: bool, `(vocab_size,)`; the byte pieces.
     """
 
-    def __init__(self, pieces: Sequence[str], values: Sequence[int]) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        values: Sequence[int],
+        are_symbols: bool = False,
+    ) -> None:
         spelled = [
             piece if value < 0 else chr(value) if value < 128 else ""
             for piece, value in zip(pieces, values, strict=True)
         ]
-        self._flags = np.array([*map(_flags_of, spelled)], np.uint8)
+        if are_symbols and WORD_MARK in pieces:
+            self._flags = np.full(len(pieces), _BEGINS_AFTER, np.uint8)
+            self._flags[pieces.index(WORD_MARK)] |= _ENDS_WORD
+        elif are_symbols:
+            self._flags = np.full(len(pieces), _WORD, np.uint8)
+        else:
+            self._flags = np.array([*map(_flags_of, spelled)], np.uint8)
         self._flags[: len(SPECIAL_PIECES)] = 0
         self._flags[[UNK_ID, CLS_ID, SEP_ID]] = _BEGINS
         self._begins = self._flags & _BEGINS > 0

@@ -18,7 +18,10 @@ from albert_tf.records.features import SENTENCE_LABEL, stored_features
 
 
 def flops_per_step(
-    model: ModelConfig, data: DataConfig, sentence_objective: str
+    model: ModelConfig,
+    data: DataConfig,
+    sentence_objective: str,
+    num_token_labels: int = 0,
 ) -> int:
     """Operations of one training step.
 
@@ -34,7 +37,10 @@ def flops_per_step(
     sentences = 0
     if sentence_objective != "none":
         sentences = _length_of(SENTENCE_LABEL, data)
-    row = encoder_flops(model, data.max_seq_length, predictions + sentences)
+    labelled = data.max_seq_length if num_token_labels else 0
+    reads = labelled or predictions + sentences
+    row = encoder_flops(model, data.max_seq_length, reads)
+    row += labelled * 2 * hidden * num_token_labels
     row += predictions * (
         2 * hidden * embedding + 2 * embedding * model.vocab_size
     )

@@ -29,6 +29,7 @@ from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import (
     SENTENCE_LABEL,
     SENTENCE_WEIGHTS,
+    TOKEN_LABELS,
 )
 from albert_tf.training import cost, warm_start
 from albert_tf.training.objective import (
@@ -47,7 +48,11 @@ PAPER_REFERENCE = {
 
 
 class Pretraining(Objective):
-    """Masked language modeling, and a sentence objective unless it is none."""
+    """Masked language modeling, and a sentence objective unless it is none.
+
+    With `token_label_loss_weight`, also the label of each token, masked or not
+    ([Li et al., 2023](https://arxiv.org/abs/2301.08810)).
+    """
 
     def __init__(self, config: PretrainingConfig) -> None:
         self._config = config
@@ -58,6 +63,10 @@ class Pretraining(Objective):
                 "sentence_order_loss",
                 "sentence_order_accuracy",
             )
+        self._num_token_labels = config.num_token_labels
+        self._token_label_weight = config.training.token_label_loss_weight
+        if self._num_token_labels:
+            self.metric_names += ("token_label_loss", "token_label_accuracy")
 
     def find_training_data(self) -> RecordSet:
         if self._config.data.synthetic_input:
@@ -80,7 +89,10 @@ class Pretraining(Objective):
 
     def record_format(self, records: RecordSet) -> RecordFormat:
         return pretraining_format(
-            records, self._config.data, self._config.model.vocab_size
+            records,
+            self._config.data,
+            self._config.model.vocab_size,
+            self._num_token_labels,
         )
 
     def describe_records(self, records: RecordSet) -> list[str]:
@@ -106,6 +118,7 @@ class Pretraining(Objective):
             self._sentence_objective,
             dtype=distribution.precision,
             remat=distribution.remat,
+            num_token_labels=self._num_token_labels,
         )
         model.build()
         return model
@@ -120,10 +133,13 @@ class Pretraining(Objective):
         return warm_start.plan(self._config, records, weights)
 
     def weights(self, batch: Batch) -> Scalars:
-        return {
+        weights = {
             "mlm": tf.reduce_sum(batch["masked_lm_weights"]),
             "sentence": tf.reduce_sum(example_weights(batch)),
         }
+        if self._num_token_labels:
+            weights["token_label"] = tf.reduce_sum(token_label_weights(batch))
+        return weights
 
     def sums(self, outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
         """Sums losses, correct predictions and weights over a batch.
@@ -132,7 +148,8 @@ class Pretraining(Objective):
             outputs: Of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
                 predictions, vocab_size)`, and, with a sentence head,
                 `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
-                2)` for packed batches.
+                2)` for packed batches. With token labels,
+                `token_label_logits`, float32, `(batch, length, labels)`.
             batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32,
                 both `(batch, predictions)`; a slot of weight 0 is padding.
                 `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`,
@@ -144,7 +161,8 @@ class Pretraining(Objective):
         Returns:
             float32 scalars `mlm_loss_sum`, `mlm_correct_sum`,
             `mlm_weight_sum` and, with a sentence head, `sentence_loss_sum`,
-            `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
+            `sentence_correct_sum`, `sentence_weight_sum`; and the same of
+            `token_label`. Losses are in nats.
         """
         sums = weighted_sums(
             "mlm",
@@ -160,6 +178,13 @@ class Pretraining(Objective):
                 labels if SENTENCE_WEIGHTS in batch else labels[:, 0],
                 example_weights(batch),
             )
+        if self._num_token_labels:
+            sums |= weighted_sums(
+                "token_label",
+                outputs["token_label_logits"],
+                batch[TOKEN_LABELS],
+                token_label_weights(batch),
+            )
         return sums
 
     def loss(self, sums: Scalars, weights: Scalars) -> tf.Tensor:
@@ -168,12 +193,16 @@ class Pretraining(Objective):
             loss += tf.math.divide_no_nan(
                 sums["sentence_loss_sum"], weights["sentence"]
             )
+        if "token_label_loss_sum" in sums:
+            loss += self._token_label_weight * tf.math.divide_no_nan(
+                sums["token_label_loss_sum"], weights["token_label"]
+            )
         return loss
 
     def metrics(self, sums: Mapping[str, Any]) -> Scalars:
         """The `metric_names`: losses in nats, accuracies; float32 scalars.
 
-        `loss` is the sum of both losses.
+        `loss` is the sum of the losses, with their weights.
         """
 
         def mean(task: str, quantity: str) -> tf.Tensor:
@@ -193,6 +222,13 @@ class Pretraining(Objective):
                 "loss": masked_lm_loss + sentence_loss,
                 "sentence_order_loss": sentence_loss,
                 "sentence_order_accuracy": mean("sentence", "correct"),
+            }
+        if "token_label_weight_sum" in sums:
+            label_loss = mean("token_label", "loss")
+            result |= {
+                "loss": result["loss"] + self._token_label_weight * label_loss,
+                "token_label_loss": label_loss,
+                "token_label_accuracy": mean("token_label", "correct"),
             }
         return result
 
@@ -219,13 +255,18 @@ class Pretraining(Objective):
 
     def flops_per_step(self) -> int:
         return cost.flops_per_step(
-            self._config.model, self._config.data, self._sentence_objective
+            self._config.model,
+            self._config.data,
+            self._sentence_objective,
+            self._num_token_labels,
         )
 
     def chance_loss(self) -> float:
         loss = math.log(self._config.model.vocab_size)
         if self._sentence_objective != "none":
             loss += math.log(2)
+        if self._num_token_labels:
+            loss += self._token_label_weight * math.log(self._num_token_labels)
         return loss
 
 
@@ -234,6 +275,11 @@ def example_weights(batch: Batch) -> tf.Tensor:
     if SENTENCE_WEIGHTS in batch:
         return batch[SENTENCE_WEIGHTS]
     return tf.cast(batch["input_mask"][:, 0], tf.float32)
+
+
+def token_label_weights(batch: Batch) -> tf.Tensor:
+    """float32, `(batch, length)`: 1 for a token with a label, 0 for others."""
+    return tf.cast(batch[TOKEN_LABELS] > 0, tf.float32)
 
 
 def describe(values: Mapping[str, float], sentence_objective: str) -> str:
@@ -246,5 +292,10 @@ def describe(values: Mapping[str, float], sentence_objective: str) -> str:
         parts.append(
             f"{sentence_objective} {values['sentence_order_loss']:.3f} "
             f"({values['sentence_order_accuracy']:.1%})"
+        )
+    if "token_label_loss" in values:
+        parts.append(
+            f"token label {values['token_label_loss']:.3f} "
+            f"({values['token_label_accuracy']:.1%})"
         )
     return ", ".join(parts)
