@@ -17,11 +17,10 @@ from albert_tf.config import (
     ModelConfig,
     PretrainingConfig,
     TaskConfig,
-    TaskHeadConfig,
     TrainingConfig,
 )
 from albert_tf.interop import convert
-from albert_tf.interop.weight_names import ModelWeights, list_weights
+from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import sha256_of
 from albert_tf.runs import checkpoints
@@ -30,11 +29,11 @@ from albert_tf.runs.directory import (
     load_config,
     write_config,
 )
-from tests.helpers.tiny_albert import VOCABULARY
+from tests.helpers.tiny_albert import HEADS, VOCABULARY, random_weights
 from tests.helpers.tiny_model import SPREAD
 
 # The vocabulary of `SENTENCES` has 41 pieces.
-MODEL = dataclasses.replace(SPREAD, vocab_size=41, num_hidden_layers=3)
+MODEL = dataclasses.replace(SPREAD, vocab_size=41)
 MAX_SEQ_LENGTH = 17
 STEPS = (20, 40)
 
@@ -108,19 +107,6 @@ TASK_MODEL = ModelConfig(
     intermediate_size=12,
     max_position_embeddings=96,
 )
-HEADS = {
-    "classification": TaskHeadConfig("classification", ("no", "yes", "maybe")),
-    "regression": TaskHeadConfig("regression"),
-    "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=3),
-    "plain": TaskHeadConfig("question_answering"),
-    "beam": TaskHeadConfig("question_answering", squad_head="beam"),
-    "token_classification": TaskHeadConfig(
-        "token_classification", ("B-LOC", "I-LOC", "O")
-    ),
-    "multi_label_classification": TaskHeadConfig(
-        "multi_label_classification", ("joy", "fear")
-    ),
-}
 # Real questions and their contexts exceed these lengths.
 TASK = TaskConfig(
     doc_stride=40,
@@ -130,20 +116,23 @@ TASK = TaskConfig(
     n_best_size=5,
 )
 # About half of the questions of SQuAD in tests/testdata have larger null odds.
-NULL_THRESHOLD = {"plain": -0.09, "beam": -2.8715}
+NULL_THRESHOLD = {"question_answering": -0.09, "beam": -2.8715}
+
+
+def task_weights(name: str) -> ModelWeights:
+    """The weights of the run that `write_task_run` writes."""
+    return random_weights(
+        TASK_MODEL,
+        "none",
+        seed=0,
+        vocabulary=str(VOCABULARY),
+        head=HEADS[name],
+    )
 
 
 def write_task_run(name: str, run_dir: pathlib.Path) -> ModelWeights:
     """Writes a run with the head `HEADS[name]`, and returns its weights."""
-    head = HEADS[name]
-    rng = np.random.default_rng(0)
-    values = {
-        weight.path: rng.normal(size=weight.shape).astype(np.float32)
-        for weight in list_weights(TASK_MODEL, head=head)
-    }
-    weights = ModelWeights(
-        TASK_MODEL, "none", values, vocabulary=str(VOCABULARY), head=head
-    )
+    weights = task_weights(name)
     run_dir.mkdir(parents=True)
     convert.write_run(weights, str(run_dir), str(run_dir))
     config = load_config(str(run_dir), FinetuningConfig)

@@ -1,4 +1,7 @@
-"""Exports that the tests of this package share; no test writes to them."""
+"""Exports that the tests of this package share; no test writes to them.
+
+The first worker of pytest-xdist that needs an export makes it for all.
+"""
 
 import functools
 from typing import NamedTuple
@@ -12,16 +15,24 @@ from albert_tf.serving.export import export
 from albert_tf.serving.predict import ExportedModel
 from data_prep.config import TokenizerConfig
 from data_prep.train_tokenizer import main as train_tokenizer
-from tests.helpers.exports import write_records_files, write_run, write_task_run
+from tests.helpers.exports import (
+    task_weights,
+    write_records_files,
+    write_run,
+    write_task_run,
+)
+from tests.helpers.shared_directory import build_once
 
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     """A run with checkpoints of steps 20 and 40, a vocabulary and metadata."""
-    directory = tmp_path_factory.mktemp("run")
-    write_run(directory)
-    write_records_files(directory)
-    return directory
+
+    def write(directory):
+        write_run(directory)
+        write_records_files(directory)
+
+    return build_once(tmp_path_factory, "pretrained_run", write)
 
 
 @pytest.fixture(scope="session")
@@ -34,17 +45,18 @@ def exported(run_dir, tmp_path_factory):
 
     @functools.cache
     def of(name):
-        directory = tmp_path_factory.mktemp(name)
-        source, settings = run_dir, {"top_k": 4}
-        if name == "nsp":
-            source, settings = directory / "run", {}
-            write_run(source, name, steps=(20,), precision="mixed_bfloat16")
-            write_records_files(source)
-            (source / "records_metadata.json").unlink()
-        saved_model = directory / "saved_model"
-        settings |= {"run_dir": str(source), "export_dir": str(saved_model)}
-        export(ExportConfig(**settings))
-        return saved_model
+        def build(directory):
+            source, settings = run_dir, {"top_k": 4}
+            if name == "nsp":
+                source, settings = directory / "run", {}
+                write_run(source, name, steps=(20,), precision="mixed_bfloat16")
+                write_records_files(source)
+                (source / "records_metadata.json").unlink()
+            settings["export_dir"] = str(directory / "saved_model")
+            export(ExportConfig(run_dir=str(source), **settings))
+
+        directory = build_once(tmp_path_factory, f"exported_{name}", build)
+        return directory / "saved_model"
 
     return of
 
@@ -64,18 +76,21 @@ def served(export_dir):
 @pytest.fixture(scope="session")
 def self_contained(tmp_path_factory):
     """A lower-cased vocabulary with byte pieces."""
-    prefix = tmp_path_factory.mktemp("vocabulary") / "spm"
-    train_tokenizer(
-        TokenizerConfig(
-            input_file=("tests/testdata/multilingual-*.txt",),
-            model_prefix=str(prefix),
-            vocab_size=1500,
-            vocabulary_kind="self_contained",
-            byte_fallback=True,
-            character_coverage=0.98,
+
+    def build(directory):
+        train_tokenizer(
+            TokenizerConfig(
+                input_file=("tests/testdata/multilingual-*.txt",),
+                model_prefix=str(directory / "spm"),
+                vocab_size=1500,
+                vocabulary_kind="self_contained",
+                byte_fallback=True,
+                character_coverage=0.98,
+            )
         )
-    )
-    return f"{prefix}.model"
+
+    directory = build_once(tmp_path_factory, "self_contained", build)
+    return str(directory / "spm.model")
 
 
 class ExportedTask(NamedTuple):
@@ -88,16 +103,17 @@ class ExportedTask(NamedTuple):
 
 @pytest.fixture(scope="session")
 def exported_task(tmp_path_factory):
-    """A function: the `ExportedTask` of a name in `exports.HEADS`."""
+    """A function: the `ExportedTask` of a name in `HEADS`."""
 
     @functools.cache
     def of(name):
-        directory = tmp_path_factory.mktemp(name)
-        weights = write_task_run(name, directory / "run")
-        saved_model = str(directory / "export")
-        export(
-            ExportConfig(run_dir=str(directory / "run"), export_dir=saved_model)
-        )
+        def build(directory):
+            write_task_run(name, directory / "run")
+            where = {"run_dir": f"{directory}/run"}
+            export(ExportConfig(**where, export_dir=f"{directory}/export"))
+
+        directory = build_once(tmp_path_factory, f"exported_{name}", build)
+        saved_model, weights = f"{directory}/export", task_weights(name)
         return ExportedTask(weights, saved_model, ExportedModel(saved_model))
 
     return of

@@ -87,7 +87,9 @@ def test_another_number_of_choices_is_refused(exported_task):
     ("objective", "signature", "word"),
     [
         ("sop", "sentence_order_text_pair", "in order"),
-        ("nsp", "next_sentence_text_pair", "next"),
+        pytest.param(
+            "nsp", "next_sentence_text_pair", "next", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_pretrained_model_judges_pairs(
@@ -173,7 +175,7 @@ def test_rows_of_a_file_are_answered(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["multiple_choice", "plain"])
+@pytest.mark.parametrize("name", ["multiple_choice", "question_answering"])
 def test_questions_of_a_file_are_answered_like_those_of_flags(
     name, exported_task, tmp_path, capsys
 ):

@@ -16,6 +16,7 @@ from albert_tf.errors import UserError
 from albert_tf.io import shipped
 from albert_tf.records.tokenization import encode
 from albert_tf.score import main
+from tests.helpers.exports import write_task_run
 
 BLIMP = pathlib.Path(__file__).parents[1] / "testdata" / "blimp"
 
@@ -79,15 +80,14 @@ def test_tokens_are_scored_under_masks(run_dir, tmp_path):
     assert (empty["tokens"], empty["nats_per_token"]) == (0, 0)
 
 
-@pytest.mark.text
 def test_a_file_or_model_without_scores_is_refused(
-    run_dir, exported_task, tmp_path, monkeypatch
+    run_dir, tmp_path, monkeypatch
 ):
     with pytest.raises(UserError, match="must have text"):
         score_file(tmp_path, "\n \n", model=str(run_dir))
-    task = pathlib.Path(exported_task("regression").saved_model_dir)
+    write_task_run("regression", tmp_path / "run")
     with pytest.raises(UserError, match="must fill masks"):
-        score_file(tmp_path, "a", model=str(task.parent / "run"))
+        score_file(tmp_path, "a", model=str(tmp_path / "run"))
     monkeypatch.setattr(np, "isfinite", lambda x: np.zeros(x.shape, bool))
     with pytest.raises(UserError, match="must be finite"):
         score_file(tmp_path, "a", model=str(run_dir))

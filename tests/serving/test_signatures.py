@@ -215,7 +215,7 @@ def test_served_choices_are_those_of_the_model(exported_task):
     ]
 
 
-@pytest.mark.parametrize("head", ["plain", "beam"])
+@pytest.mark.parametrize("head", ["question_answering", "beam"])
 def test_served_answers_are_those_of_mode_predict(head, exported_task):
     """Every question is answered by a request of its own windows only. Each
     head answers a quarter of the questions."""
