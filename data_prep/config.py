@@ -37,19 +37,13 @@ class CorpusConfig(Config):
     tfds: str = setting(
         "",
         "Dataset of TensorFlow Datasets to read, alone or in addition to "
-        "input_file, e.g. wikipedia/20230601.en.",
+        "input_file, e.g. wikipedia/20230601.en. The environment variable "
+        "TFDS_DATA_DIR names the directory of prepared datasets.",
         affects="nothing",
     )
     tfds_split: str = setting(
         "train",
         "Split of the dataset to read, e.g. train or train[:10%].",
-        affects="nothing",
-    )
-    tfds_data_dir: str = setting(
-        "",
-        "Directory of prepared datasets, e.g. "
-        "gs://bucket/tensorflow_datasets. Default: the directory that "
-        "TensorFlow Datasets uses.",
         affects="nothing",
     )
     text_field: str = setting(
@@ -111,9 +105,6 @@ class TokenizerConfig(CorpusConfig):
     # them, too. A build of records compares only the digest of the text.
     tfds: str = inherited(CorpusConfig, "tfds", affects="result")
     tfds_split: str = inherited(CorpusConfig, "tfds_split", affects="result")
-    tfds_data_dir: str = inherited(
-        CorpusConfig, "tfds_data_dir", affects="result"
-    )
     symbols: str = setting(
         "",
         "Make a vocabulary of single characters: phonemes, proteins, codes. "

@@ -662,7 +662,7 @@ class DatasetPart:
     def read_texts(self, reading: Reading) -> Iterator[str]:
         """See `TextFile.read_texts`."""
         config = reading.config
-        builder = open_dataset(config.tfds, config.tfds_data_dir)
+        builder = open_dataset(config.tfds)
         elements = read_elements(builder, self.instruction)
         total = builder.info.splits[self.instruction].num_examples
         texts = (element[config.text_field] for element in elements)
@@ -675,7 +675,7 @@ Source = TextFile | DatasetPart
 
 def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     """Finds `tfds_split` of `tfds`; a complete split has one part per file."""
-    info = open_dataset(config.tfds, config.tfds_data_dir).info
+    info = open_dataset(config.tfds).info
     split = config.tfds_split
     try:
         found = info.splits[split]

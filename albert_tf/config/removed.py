@@ -31,9 +31,10 @@ REMOVED: dict[str, str] = {
     "server": "ask TensorFlow Serving with curl, as docs/serving.md shows",
     "temperature": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
-    "tracker": "docs/runs.md has the lines for wandb and MLflow",
+    "tfds_data_dir": "set the environment variable TFDS_DATA_DIR",
     "tpu_name": "slices of several hosts train with --runtime=pjrt "
     "--strategy=multi_worker on each host",
+    "tracker": "docs/runs.md has the lines for wandb and MLflow",
     "unsupervised": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
     "watts_per_device": "codecarbon measures the command (docs/runs.md)",

@@ -7,7 +7,7 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
 
 
-def open_dataset(name: str, data_dir: str = "") -> Any:
+def open_dataset(name: str) -> Any:
     """Returns the builder of a dataset, which it downloads if necessary.
 
     Raises:
@@ -16,15 +16,15 @@ def open_dataset(name: str, data_dir: str = "") -> Any:
     import tensorflow_datasets as tfds
 
     try:
-        builder = tfds.builder(name, data_dir=data_dir or None)
+        builder = tfds.builder(name)
         builder.download_and_prepare()
     except Exception as error:  # of the name, the network, the disk
         raise UserError(
             "tfds must name a dataset of TensorFlow Datasets that is prepared "
             "or downloadable",
             received=f"{name}, {type(error).__name__}: {first_line(error)}",
-            remedy="Prepare it on a machine with network access, and pass its "
-            "directory as --tfds_data_dir or TFDS_DATA_DIR.",
+            remedy="Prepare it on a machine with network access, and set the "
+            "environment variable TFDS_DATA_DIR to its directory.",
         ) from error
     return builder
 

@@ -72,9 +72,18 @@ def data_dir(articles, tmp_path_factory):
     return directory
 
 
-def make_config(data_dir, **settings):
-    settings = {"tfds": f"{NAME}/en", **settings}
-    return CorpusConfig(tfds_data_dir=str(data_dir), **settings)
+@pytest.fixture
+def make_config(monkeypatch):
+    """Makes the settings for a directory of datasets."""
+    import tensorflow_datasets as tfds
+
+    def make(data_dir, **settings):
+        # The variable is read at import, here and in processes of a build.
+        monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
+        monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(data_dir))
+        return CorpusConfig(**{"tfds": f"{NAME}/en", **settings})
+
+    return make
 
 
 def read(config, skipped=None):
@@ -87,7 +96,7 @@ def read(config, skipped=None):
     return documents, list(checked.values())
 
 
-def test_each_element_is_a_document(articles, data_dir):
+def test_each_element_is_a_document(articles, data_dir, make_config):
     """Of a split, or of a part of it, and of any field that holds text."""
     documents, digests = read(make_config(data_dir))
     expected = [a.split("\n") for a in articles]
@@ -119,12 +128,12 @@ def test_each_element_is_a_document(articles, data_dir):
         ({"tfds_split": "train["}, r"tfds_split must be.*train\["),
     ],
 )
-def test_unknown_names_are_refused(data_dir, settings, expected):
+def test_unknown_names_are_refused(data_dir, make_config, settings, expected):
     with pytest.raises(UserError, match=f"(?s){expected}"):
         read(make_config(data_dir, **settings))
 
 
-def test_a_damaged_or_changed_dataset_is_refused(tmp_path):
+def test_a_damaged_or_changed_dataset_is_refused(tmp_path, make_config):
     builder = prepare(tmp_path, ["One.", "Two.", "Three."] * 9, 1)
     config = make_config(tmp_path)
     checked = check_inputs(find_inputs(config), config)
@@ -140,7 +149,9 @@ def test_a_damaged_or_changed_dataset_is_refused(tmp_path):
         list(read_documents(checked, config, print, collections.Counter()))
 
 
-def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(tmp_path):
+def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(
+    tmp_path, make_config
+):
     prepare(tmp_path, [b"caf\xe9 au lait"], 1)
     message = r"element 0 of tiny_.* must be UTF-8.*0xe9 at character 3"
     with pytest.raises(UserError, match=message):
@@ -154,13 +165,16 @@ def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(tmp_path):
 
 
 def test_dataset_and_text_files_give_the_same_records(
-    articles, data_dir, tmp_path
+    articles, data_dir, tmp_path, make_config
 ):
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(articles), encoding="utf-8")
-    tfds = {"tfds": f"{NAME}/en", "tfds_data_dir": str(data_dir)}
+    dataset = {"tfds": make_config(data_dir).tfds}
     made = []
-    for name, paths, settings in (("files", [path], {}), ("tfds", [], tfds)):
+    for name, paths, settings in (
+        ("files", [path], {}),
+        ("dataset", [], dataset),
+    ):
         config = make_build(tmp_path / name, *paths, **settings)
         build_tfrecords.main(config)
         shards = sorted((tmp_path / name).rglob("*.tfrecord"))
