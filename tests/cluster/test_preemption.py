@@ -41,18 +41,14 @@ with watch_for_stop():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [(signal.SIGTERM, "signal 15 (SIGTERM)"), (signal.SIGINT, "SIGINT")],
-)
-def test_a_signal_ends_the_loop_on_the_device(number, reason):
+def test_ctrl_c_ends_the_loop_on_the_device():
     with ForkedCode(LOOP, environment={"PATH": "/usr/bin:/bin"}) as loop:
         assert loop.stdout.readline() == "begins\n"
         time.sleep(1)  # in the loop, where Python's own handlers would wait
         assert loop.poll() is None
-        loop.send_signal(number)
-        assert reason in loop.stdout.readline()
-        assert loop.wait(PATIENCE_S) == 128 + number
+        loop.send_signal(signal.SIGINT)
+        assert "SIGINT" in loop.stdout.readline()
+        assert loop.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 
 @pytest.mark.slow

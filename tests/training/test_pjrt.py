@@ -1,7 +1,6 @@
 """Training by JAX's client equals training by TensorFlow."""
 
 import collections
-import dataclasses
 import pathlib
 import re
 import shutil
@@ -26,21 +25,16 @@ from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, check_same_run
 
-MODEL = dataclasses.replace(tiny_run.MODEL, num_hidden_layers=1)
-NUM_STEPS = 50
-
 
 def settings(records, run_dir, **changes):
     return tiny_run.make_config(
         records,
         run_dir,
-        model=MODEL,
         strategy="auto",
         learning_rate=1e-3,
-        num_train_steps=NUM_STEPS,
+        num_train_steps=30,
         steps_per_loop=10,
         save_checkpoints_steps=20,
-        eval_every_n_steps=50,
         jit_compile=True,
         dropout_schedule="0:0.0",
         **changes,
@@ -85,7 +79,8 @@ def train_by(runtime, config, run_dir):
 def test_run_trains_and_continues_with_either_runtime(
     tiny_records, tmp_path, capsys
 ):
-    """The cache of JAX has the programs of a restart."""
+    """They write the same variables. The cache of JAX has the programs of a
+    restart."""
     import jax
 
     config = settings(tiny_records, tmp_path)
@@ -94,11 +89,10 @@ def test_run_trains_and_continues_with_either_runtime(
     assert_equal(whole, wanted, 1e-6)
 
     def continued_by(runtime, run_dir):
-        shutil.rmtree(run_dir / "checkpoints/step-00000050")
+        shutil.rmtree(run_dir / "checkpoints/step-00000030")
         shutil.rmtree(run_dir / "best")
         return train_by(runtime, config, run_dir)
 
-    assert_equal(continued_by("pjrt", runs["tensorflow"]), wanted, 1e-6)
     counts = collections.Counter()
     jax.monitoring.register_event_listener(
         lambda event, **_: counts.update([event.rpartition("/")[2]])
@@ -130,8 +124,7 @@ def test_devices_and_processes_train_as_replicas_of_tensorflow(
         **tiny_run.PACKING,
         gradient_accumulation_steps=2,
         optimizer="adamw",
-        remat=True,
-    ).replace(num_train_steps=20, eval_every_n_steps=10)
+    )
     several = config.replace(
         strategy="multi_worker",
         runtime="pjrt",
