@@ -118,8 +118,8 @@ class ExportConfig(Config):
     precision: str = setting(
         "",
         "Number format of the encoder of a SavedModel for CPUs, which has "
-        "constant weights and computes no padding; it is verified on "
-        "--text_file. Empty: the precision and the graph of training.",
+        "constant weights; it is verified on --text_file. Empty: the precision "
+        "and the graph of training.",
         choices=("", "float32", "mixed_bfloat16"),
     )
 

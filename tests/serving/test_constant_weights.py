@@ -1,4 +1,4 @@
-"""Exports with `precision`: constant weights, no padding."""
+"""Exports with `precision`: constant weights."""
 
 import json
 
@@ -66,16 +66,13 @@ def test_constant_weights_give_the_same_outputs(name, precision, tolerance):
     def outputs():
         both = [pretrainer.encode(batch), pretrainer(batch)]
         values = {k: v.numpy()[rows] for out in both for k, v in out.items()}
-        at_padding = values["sequence_output"][~is_token]
         values["sequence_output"] = values["sequence_output"][is_token]
-        return {k: v.astype(np.float32) for k, v in values.items()}, at_padding
+        return {k: v.astype(np.float32) for k, v in values.items()}
 
-    expected, at_padding = outputs()
-    assert at_padding.any()
+    expected = outputs()
     paths = {v.path for v in pretrainer.backbone.encoder.variables}
     variables = make_constant(pretrainer, precision)
-    found, at_padding = outputs()
-    assert not at_padding.any()
+    found = outputs()
     difference = max(
         np.abs(found[key] - values).max() / np.abs(values).max()
         for key, values in expected.items()
@@ -112,10 +109,7 @@ def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
             inputs = pairs if name.endswith("_pair") else texts
             expected = answer_as_served(served, name, inputs)
             answer = answer_as_served(model, name, inputs)
-            mask = expected.get("input_mask", np.ones([3, 1]))
             for key, values in expected.items():
-                if key == "sequence_output":
-                    values = values * mask[..., np.newaxis]
                 if values.dtype.kind == "f":
                     np.testing.assert_allclose(answer[key], values, atol=1e-5)
                 else:
