@@ -21,6 +21,7 @@ import json
 import math
 import posixpath
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -608,9 +609,10 @@ def _warn_of_similar(examples: ExampleSet) -> None:
     """Warns of classes that may be one, e.g. `Pos` and `pos`, `1` and `1.0`."""
     similar: dict[str, list[str]] = {}
     for label in examples.task.labels:
-        key = {"true": "1", "false": "0"}.get(
-            label.casefold(), label.casefold()
-        )
+        # One letter may be spelled as two, e.g. an e with an accent.
+        key = unicodedata.normalize("NFKC", label.casefold())
+        key = "".join(c for c in key if unicodedata.category(c) != "Cf")
+        key = {"true": "1", "false": "0"}.get(key, key)
         with contextlib.suppress(ValueError):
             key = str(float(key))
         similar.setdefault(key, []).append(label)
@@ -787,8 +789,8 @@ class Regression(_Texts):
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> float:
         number = float(row.label)
-        if not math.isfinite(number):
-            raise ValueError("not a finite number")
+        if not abs(number) <= np.finfo(np.float32).max:  # or NaN
+            raise ValueError("not a finite number of 32 bits")
         return number
 
     def label_features(self, task: Task | Head) -> Features:

@@ -38,10 +38,14 @@ UNSEEN = {
         "mode dry_run checkpoint_step eval_sentence_objective"
     ),
     "for packed records only: training/test_packing.py": "max_examples_per_row",
+    "the features, which their SHA-256 names: finetuning/test_features.py": (
+        "text_column text_pair_column label_column id_column train_file "
+        "test_file data_dir"
+    ),
     "for other kinds of tasks: finetuning/test_run.py": (
         "tokens_column tags_column question_column choice_columns "
         "answer_column answer_start_column doc_stride max_query_length "
-        "max_qa_length max_answer_length n_best_size null_threshold data_dir"
+        "max_qa_length max_answer_length n_best_size null_threshold"
     ),
 }
 
@@ -65,13 +69,7 @@ VALUES = {
     "divergence_loss_increase": lambda config: 1e-6,
     "profile_steps": lambda config: "4:5",
     "dropout_schedule": lambda config: "0:0.1,4:0.0",
-    "train_file": lambda config: shorter_file(config),
     "dev_file": lambda config: shorter_file(config),
-    "test_file": lambda config: shorter_file(config),
-    "text_column": lambda config: "label",
-    "text_pair_column": lambda config: "label",
-    "label_column": lambda config: "text",
-    "id_column": lambda config: "text",
 }
 # Settings whose change ends the run, and a word of the error.
 ENDS = {
@@ -81,7 +79,6 @@ ENDS = {
     "input_lanes": "input_lanes",
     "synthetic_input": "synthetic_input",
     "divergence_loss_increase": "divergence_loss_increase",
-    "label_column": "labels",
 }
 # Settings whose change a line of the log explains, and words of it.
 SAYS = {

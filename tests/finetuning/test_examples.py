@@ -239,10 +239,11 @@ def test_what_a_class_is(case, tmp_path):
 
 
 def test_similar_classes_are_warned_of(tmp_path, caplog):
-    cells = ["Pos", "pos", "1", "1.0", "True", "x"]
+    cells = ["Pos", "pos", "1", "1.0", "True", "x", "x\u200b", "é", "e\u0301"]
     path = write(tmp_path, "t.csv", "text,label", *(f"a,{c}" for c in cells))
     read_file("classification", path)
-    assert "SIMILAR NAMES: 1 and 1.0 and True; Pos and pos." in caplog.text
+    assert "SIMILAR NAMES: 1 and 1.0 and True; Pos and pos; " in caplog.text
+    assert "e\u0301 and é; x and x\u200b." in caplog.text
 
 
 def test_quotes_of_pandas_are_read_in_a_table_of_ones_own(tmp_path):
@@ -478,6 +479,7 @@ POSSIBLE = entry(7, [("dog", 4)], is_impossible=False)
 REFUSED = [
     (*REGRESSION_ROW, "a,abc", r"label of .*t\.csv.*number.*'abc' in line 2"),
     (*REGRESSION_ROW, "a,inf", "must be a finite number"),
+    (*REGRESSION_ROW, "a,1e39", "must be a finite number"),
     ("stsb", "t.tsv", STSB, "4 | x | y | A. | B. | nan", "line 2: no label"),
     (*CHOICE_ROW, "a,b,c,d,1st", "number of a choice from 0, or a let.*'1st'"),
     (*CHOICE_ROW, "a,b,c,d,AB", "or a letter from A.*'AB'"),
