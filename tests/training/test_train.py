@@ -14,7 +14,7 @@ from albert_tf.errors import UserError
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import Trainer, find_divergence, train
+from albert_tf.training.train import find_divergence, train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import (
     RunProcesses,
@@ -136,19 +136,6 @@ def test_two_workers_and_two_replicas_continue_the_run_of_one_process(
         found = read_variables(tmp_path / name)
         for path, value in weights.items():
             np.testing.assert_allclose(found[path], value, atol=1e-5)
-
-
-def test_a_new_run_has_a_complete_checkpoint_before_it_trains(
-    tmp_path, monkeypatch
-):
-    """So a run that has a best checkpoint has a regular one, too."""
-    directory = str(tmp_path / "checkpoints")
-    monkeypatch.setattr(
-        Trainer,
-        "train",
-        lambda self: [c.step for c in list_checkpoints(directory)],
-    )
-    assert train(tiny_run.make_synthetic_config(tmp_path)) == [0]
 
 
 @pytest.mark.parametrize(
