@@ -235,8 +235,8 @@ def check_accelerator() -> None:
 def read_state(config: FirstModelConfig) -> dict[str, Any]:
     """What is stored, or a new state.
 
-    Until the training begins, settings may change; when the model is complete,
-    it may get more minutes.
+    Until the training begins, settings may change; then, only more minutes may
+    be given.
     """
     path = f"{config.output_dir}/first_model.json"
     state = files.load_json_if_any(path)
@@ -246,8 +246,8 @@ def read_state(config: FirstModelConfig) -> dict[str, Any]:
         return state
     if state and has_trained(config.output_dir):
         before = state["settings"]
-        is_more = {**before, "minutes": max(before["minutes"], config.minutes)}
-        if state["is_complete"] and is_more == settings:
+        more = {**before, "minutes": max(before["minutes"], config.minutes)}
+        if more == settings:
             return _give_more_time(config, state)
         raise UserError(
             "output_dir must not hold a first model of other settings",
@@ -274,12 +274,14 @@ def _give_more_time(
     config: FirstModelConfig, state: dict[str, Any]
 ) -> dict[str, Any]:
     """Lets a complete model go on from its last constant learning rate."""
+    state = {**state, "settings": config.result_settings()}
+    if not state["is_complete"]:
+        return state
     suffix = f"_{state['round']}" if state["round"] else ""
     length = state["plan"]["lengths"][-1]
     planned = make_plan(config, state["text"], state["device"])
     return {
         **state,
-        "settings": config.result_settings(),
         "plan": {**state["plan"], "dropout": planned.dropout},
         "round": state["round"] + 1,
         "start": f"{config.output_dir}/runs/{length}_tokens{suffix}",

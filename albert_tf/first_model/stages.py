@@ -30,9 +30,9 @@ from albert_tf.io import files, jobs, shipped
 # Shares of the time of training at a constant learning rate, of the longest
 # examples and of all shorter ones. The decay of the rate has the rest.
 LONGEST_SHARE, SHORTER_SHARE = 0.15, 0.4
-# Time of the start of the decay, and of export, masks and curves after it, as a
-# multiple of the start of the first stage.
-END = 2
+# Time of the start of the decay, and of evaluation, export, masks and curves
+# after it, as a multiple of the start of the first stage.
+END = 3
 RESERVE = 0.03  # of all time, never planned
 LATE = 1.1  # a decay that takes this multiple of its time is stopped
 SMALLEST_TRAINING = 30  # seconds
@@ -99,13 +99,7 @@ class Stages:
     def _train_stages(self, start: str) -> list[str]:
         """Trains on examples of each length, then decays; returns the names."""
         # The shares of the stages stay the same after an interruption.
-        total = self._once(f"seconds{self.suffix}", self._left)
-        if total < SMALLEST_TRAINING:
-            raise UserError(
-                "minutes must leave time to train after vocabulary and records",
-                received=f"{self.seconds / 60:g}, which leaves {total:.0f} s",
-                remedy="Give more --minutes.",
-            )
+        total = self._once(f"seconds{self.suffix}", self._time_to_train)
         lengths = self.plan.lengths[-1 if self.state["round"] else 0 :]
         names = []
         for length in lengths:
@@ -128,6 +122,16 @@ class Stages:
         allowed = max(1, LATE * left + self._start_up)
         self._train(name, lengths[-1], start, allowed, num_steps)
         return [*names, name]
+
+    def _time_to_train(self) -> float:
+        left = self._left()
+        if left < SMALLEST_TRAINING:
+            raise UserError(
+                "minutes must leave time to train",
+                received=f"{self.seconds / 60:g}, with {left:.0f} s left",
+                remedy="Give more --minutes.",
+            )
+        return left
 
     def _train(
         self,
@@ -163,7 +167,6 @@ class Stages:
             seconds -= sum(row["loop_seconds"] for row in self._metrics(name))
         else:
             arguments += self._eval_flags()
-            arguments.append(f"--eval_every_n_steps={max(1, num_steps // 4)}")
         arguments.append(f"--num_train_steps={num_steps}")
         if seconds > 0 or not self._metrics(name):
             with self._limit(name, seconds):
@@ -335,7 +338,7 @@ class Stages:
             loss,
             figures,
             training,
-            self.seconds / 60,
+            self._used() / 60,
             before.get("masked_lm_loss"),
         )
         seconds = sum(row["loop_seconds"] for rows in training for row in rows)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import pathlib
 import re
@@ -247,6 +248,12 @@ def test_a_complete_model_gets_more_time(tmp_path):
     assert longer["start"] == f"{out}/runs/64_tokens"
     assert longer["round"] == 1
     assert not longer["is_complete"]
+    # As before, if that was interrupted.
+    files.write_json(str(out / "first_model.json"), longer)
+    longest = first_model.read_state(config.replace(minutes=40))
+    assert longest["round"] == 1
+    assert longest["settings"]["minutes"] == 40
+    files.write_json(str(out / "first_model.json"), state)
     # It keeps its vocabulary and architecture.
     assert longer["plan"]["dropout"] == 0.1
     assert longer["plan"]["lengths"] == [16, 64]
@@ -304,9 +311,9 @@ def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     assert process.returncode == 130, errors
     step = json.loads(metrics.read_text().splitlines()[0])["step"]
     other = subprocess.run(
-        [*command, "--minutes=3"], capture_output=True, text=True
+        [*command, "--language=de"], capture_output=True, text=True
     )
-    assert "minutes was 2.0 and is 3.0" in other.stderr
+    assert "language was en and is de" in other.stderr
     # More text would be given a larger vocabulary.
     (corpus / "b.txt").write_text(f"{WORDS}\n" * 20_000)
 
@@ -337,9 +344,9 @@ def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     # Its directory stands for the model, which can get more time.
     model, tokenizer = albert_tf.load(out)
     assert len(albert_tf.fill_mask(model, tokenizer, "a [MASK] town")) == 1
-    assert "--minutes=" in page
+    minutes = math.ceil(summary["minutes"]) + 1
     longer = subprocess.run(
-        [*command, "--minutes=3"], capture_output=True, text=True
+        [*command, f"--minutes={minutes}"], capture_output=True, text=True
     )
     assert "decay_1" in longer.stdout, longer.stderr
     assert (out / "saved_model_1/saved_model.pb").exists()
