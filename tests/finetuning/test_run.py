@@ -89,14 +89,13 @@ def test_a_tiny_model_learns_examples_by_heart(
     kind, tiny_tasks, tmp_path, printed
 ):
     """And predicts their labels, values, choices, tags or answers; questions,
-    whose predictions have an order, on two replicas with micro-batches."""
+    whose predictions have an order, on two replicas."""
     head, right_scores, right = PERFECT[kind]
     # A value, or several classes, need more steps than a class.
     steps = {"regression": 200, "multi_label_classification": 300}
     changes = {"num_train_steps": steps.get(kind, 150)}
     if kind == "question_answering":
         changes |= {"strategy": "mirrored", "num_logical_cpus": 2}
-        changes["gradient_accumulation_steps"] = 3
     config = tiny_task.make_config(
         kind,
         tiny_tasks,
