@@ -35,7 +35,8 @@ MOST_COMPILATIONS = 6
 GOOD_MFU = 0.4
 
 REMEDIES = (
-    "Otherwise use --remat, --precision=mixed_bfloat16 or a smaller batch."
+    "Otherwise use --remat, or --precision=mixed_bfloat16 where the device has "
+    "it."
 )
 CAVEATS = """
 Nothing was run: memory is the compiler's plan. A step takes at least as long as
@@ -307,7 +308,10 @@ def _remedy(found: Estimate) -> str:
     total = found.gradient_accumulation_steps * found.batch_size
     sizes = [size for size in range(1, rows + 1) if total % size == 0]
     if not sizes:
-        return f"Not even one row should fit. {REMEDIES}"
+        return (
+            "Not even one row should fit: use --remat, a device with more "
+            "memory, or a smaller model."
+        )
     return (
         f"About {rows} rows should: try --gradient_accumulation_steps="
         f"{total // sizes[-1]}, or --fit. {REMEDIES}"
