@@ -332,6 +332,12 @@ class FirstModelConfig(Config):
         "are split into sentences; zh and ja get a larger vocabulary.",
     )
     do_lower_case: bool = setting(True, "Convert the text to lower case.")
+    symbols: str = setting(
+        "",
+        "Text of phonemes, proteins or codes: a vocabulary of its characters, "
+        "as by --symbols of data_prep.train_tokenizer, e.g. text. It has no "
+        "effect with --init_checkpoint.",
+    )
     text_flags: str = setting(
         "",
         "Further flags of python -m data_prep.inspect_text, for all commands "

@@ -106,7 +106,7 @@ def corpus_flags(config: FirstModelConfig) -> list[str]:
         # Patterns, since names may hold commas, and thousands are too long.
         f"--input_file={','.join(patterns)}",
         f"--language={config.language}",
-        "--sentence_breaker=sentencex",
+        f"--sentence_breaker={'none' if config.symbols else 'sentencex'}",
         *shlex.split(config.text_flags),
     ]
 
@@ -182,6 +182,13 @@ def make_plan(
         about_vocabulary = f"{size:,} pieces, trained on the text"
         architecture, optimizer = shape.architecture, shape.optimizer
         values = f"{shape.model},vocab_size={size}"
+        if config.symbols:
+            vocabulary_flags.append(f"--symbols={config.symbols}")
+            about_vocabulary = f"symbols, --symbols={config.symbols}"
+            # Their number is known when the vocabulary is made.
+            values, lower_case = shape.model, False
+            # A word has several symbols.
+            lengths, objective = lengths[1:], "none"
     holdout = max(
         min(0.05, HELD_OUT_CHARACTERS / text["characters"]),
         min(0.5, HELD_OUT_DOCUMENTS / text["documents"]),
@@ -205,7 +212,8 @@ def make_plan(
         "--steps_per_loop=20",
     ]
     tokens = flop / _flop_per_token(architecture, values)
-    passes = tokens / (text["characters"] / CHARACTERS_PER_TOKEN)
+    per_token = 1 if config.symbols else CHARACTERS_PER_TOKEN
+    passes = tokens / (text["characters"] / per_token)
     dropout = DROPOUT if passes > MANY_PASSES else 0.0
     accents = "kept" if keeps_accents else "dropped, as by the vocabulary"
     if text["lost_accents"] and not keeps_accents:

@@ -26,6 +26,7 @@ from albert_tf.errors import UserError
 from albert_tf.first_model.plan import Plan
 from albert_tf.first_model.verdict import judge, write_page
 from albert_tf.io import files, jobs, shipped
+from albert_tf.records.tokenization import Tokenizer
 
 # Shares of the time of training at a constant learning rate, of the longest
 # examples and of all shorter ones. The decay of the rate has the rest.
@@ -68,6 +69,13 @@ class Stages:
             prepare(
                 "data_prep.train_tokenizer", *plan.vocabulary_flags, replace
             )
+            if self.state["settings"].get("symbols"):
+                vocabulary = Tokenizer(f"{self.dir}/vocabulary/spm.model")
+                size = f"--model=vocab_size={vocabulary.vocab_size}"
+                plan = plan._replace(
+                    training_flags=[*plan.training_flags, size]
+                )
+                self.plan = plan
         for length in plan.lengths:
             prepare(
                 "data_prep.build_tfrecords",

@@ -104,6 +104,21 @@ def test_the_model_of_a_run_can_be_continued(tmp_path):
     assert "accents are dropped, as by the vocabulary ('f" in plan.facts[0]
 
 
+def test_symbols_are_planned():
+    """Neither sentences nor case; longer examples, since words are longer."""
+    plan = plan_of(minutes=60, symbols="text")
+    assert plan.vocabulary_flags[-1] == "--symbols=text"
+    assert "--sentence_breaker=none" in plan.records_flags
+    assert "--do_lower_case=False" in plan.records_flags
+    assert (plan.lengths, plan.objective) == ((64, 128), "none")
+    assert not any("vocab_size" in flag for flag in plan.training_flags)
+    # A text has more symbols than pieces, and so fewer passes.
+    assert (plan_of(30).dropout, plan_of(30, symbols="text").dropout) == (
+        0.1,
+        0,
+    )
+
+
 def test_text_that_is_read_often_gets_dropout():
     # 3 MB, ten minutes and half an hour on two cores.
     assert plan_of(10).dropout == 0
