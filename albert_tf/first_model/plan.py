@@ -60,7 +60,7 @@ SHAPES = (
         0, "albert_mini", "num_hidden_layers=1",
         (16, 64), 1024, 4000, "none", f"{_ADAMW}0.001"),
     Shape(
-        5e14, "albert_mini", "num_hidden_layers=2,inner_group_num=2",
+        1e15, "albert_mini", "num_hidden_layers=2,inner_group_num=2",
         (16, 64, 128), 2048, 8000, "sop", f"{_MUON}0.001"),
     Shape(
         5e15, "albert_mini", f"num_hidden_layers=3,inner_group_num=4,{_WIDER}",
