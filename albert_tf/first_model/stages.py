@@ -1,5 +1,7 @@
 """The stages of a first model, in one process: from text to its page.
 
+    python -m albert_tf.first_model.stages --output_dir=my_albert
+
 `albert_tf.first_model` starts and watches this module. It reads
 first_model.json, and goes on from what an interrupted process has made.
 """
