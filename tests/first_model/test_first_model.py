@@ -106,7 +106,7 @@ def test_the_model_of_a_run_can_be_continued(tmp_path):
 
 def test_symbols_are_planned():
     """Neither sentences nor case; longer examples, since words are longer."""
-    plan = plan_of(minutes=60, symbols="text")
+    plan = plan_of(minutes=120, symbols="text")
     assert plan.vocabulary_flags[-1] == "--symbols=text"
     assert "--sentence_breaker=none" in plan.records_flags
     assert "--do_lower_case=False" in plan.records_flags

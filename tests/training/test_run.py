@@ -144,7 +144,7 @@ def test_a_last_save_without_an_answer_calls_for_a_retry(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "write_checkpoint", fail_after_step_0)
     config = tiny_run.make_synthetic_config(tmp_path)
     with pytest.raises(
-        RetryError, match=r"checkpoint .*step-\d+ must be written.* HTTP 503"
+        RetryError, match=r"checkpoint .*step-\d+ must be written.* code 503"
     ):
         run_with(config, requested_stop())
 
