@@ -328,7 +328,7 @@ def test_text_becomes_a_model_also_after_an_interruption(corpus, tmp_path):
     other = subprocess.run(
         [*command, "--language=de"], capture_output=True, text=True
     )
-    assert "language was en and is de" in other.stderr
+    assert "language was 'en' and is 'de'" in other.stderr
     # More text would be given a larger vocabulary.
     (corpus / "b.txt").write_text(f"{WORDS}\n" * 20_000)
 

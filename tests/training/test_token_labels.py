@@ -97,7 +97,7 @@ def test_a_run_continues_with_either_runtime_and_leaves_the_head_out(
     records, tmp_path, capsys
 ):
     runs = {name: tmp_path / name for name in ("tensorflow", "pjrt")}
-    config = settings(records, tmp_path, fuse_on_cpu=True)
+    config = settings(records, tmp_path, jit_compile=True)
     for name, run_dir in runs.items():
         changed = config.replace(runtime=name, output_dir=str(run_dir))
         assert train(changed) == 0
