@@ -1219,6 +1219,15 @@ class QuestionAnswering(Kind):
     def chance_loss(self, head: Head, length: int) -> float | None:
         return None if head.is_beam else math.log(length)
 
+    def predictions(
+        self, head: Head, outputs: Tensors, batch: Tensors
+    ) -> Scalars:
+        # The outputs of the beam suffice to find the answers.
+        unused = ("start_logits", "end_logits") if head.is_beam else ()
+        return {
+            name: value for name, value in outputs.items() if name not in unused
+        }
+
     def find(self, examples: ExampleSet, arrays: Arrays, reader: Reader) -> Any:
         """The `QuestionAnswer` of each question."""
         return list(find_answers(examples.examples, reader.windows, arrays))
