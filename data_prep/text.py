@@ -37,6 +37,7 @@ from albert_tf.errors import UserError, first_line, name_faults
 from albert_tf.io import files, tables
 from albert_tf.io.datasets import open_dataset, read_elements
 from albert_tf.records.tokenization import describe_lost_accents
+from albert_tf.records.word_boundaries import WORD_MARK
 from data_prep.config import CorpusConfig
 from data_prep.processes import show_progress
 
@@ -256,7 +257,7 @@ def read_documents(
         reading = Reading(config, on_bytes, skipped, [])
         for line in source.read_texts(reading):
             if line:
-                if size + len(line) > LONGEST_DOCUMENT:
+                if document and size + len(line) > LONGEST_DOCUMENT:
                     skipped[CUT_DOCUMENTS] += 1
                     yield document
                     document, size = [], 0
@@ -551,7 +552,12 @@ def _labelled_lines(
         received = json.dumps(values)[:80]
     elif len(units) != len(words):
         received = f"{len(units)} units and {len(words)} words"
-    elif wrong := [unit for unit in units if unit.split() != [unit]]:
+    elif wrong := [
+        # A word mark is a space for SentencePiece.
+        unit
+        for unit in units
+        if unit.replace(WORD_MARK, " ").split() != [unit]
+    ]:
         received = f"the unit {wrong[0]!r}"
     if received:
         raise UserError(

@@ -460,8 +460,9 @@ def make_symbols(symbols: Iterable[str]) -> bytes:
     for i, piece in enumerate(SPECIAL_PIECES):
         kind = types.UNKNOWN if i == UNK_ID else types.CONTROL
         model.pieces.add(piece=piece, score=0.0, type=kind)
-    for rank, symbol in enumerate(dict.fromkeys(symbols)):
-        piece = WORD_MARK if symbol == " " else symbol
+    # A word mark in the text is a space for SentencePiece.
+    marked = (WORD_MARK if symbol == " " else symbol for symbol in symbols)
+    for rank, piece in enumerate(dict.fromkeys(marked)):
         model.pieces.add(piece=piece, score=-rank - 1.0)
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     trainer.model_type = trainer.CHAR

@@ -2,12 +2,15 @@
 
 import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from albert_tf.errors import UserError
 from albert_tf.records.tokenization import Tokenizer
+from data_prep import text as reader
+from data_prep.config import RecordsConfig
 from data_prep.inspection import read_rows, read_shape, restore_tokens
 from tests.helpers import labelled_text
 
@@ -51,6 +54,7 @@ def test_each_symbol_has_the_label_of_its_word(packing, masking, tmp_path):
         ({"units": ["a", "b"], "words": ["x"]}, "2 units and 1 words"),
         ({"units": ["a", ""], "words": ["x", "y"]}, "the unit ''"),
         ({"units": ["a b"], "words": ["x"]}, "the unit 'a b'"),
+        ({"units": ["a\u2581b"], "words": ["x"]}, "the unit 'a\u2581b'"),
         ({"units": "ab", "words": ["x"]}, "lists of strings"),
         ({"text": "ab"}, "lists of strings"),
     ],
@@ -63,6 +67,19 @@ def test_rows_without_a_word_for_each_unit_are_refused(row, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         labelled_text.build(tmp_path)
     assert "line 61" in str(error.value)
+
+
+def test_a_line_longer_than_a_document_is_one_document(tmp_path):
+    path = tmp_path / "text.jsonl"
+    units, words = ["a" * 300] * 4096, ["x"] * 4096
+    path.write_text(json.dumps({"units": units, "words": words}) + "\n")
+    config = RecordsConfig(input_file=(str(path),), label_vocab_size=2)
+    sources = reader.check_inputs(reader.find_inputs(config), config)
+    documents = reader.read_documents(
+        sources, config, lambda _: None, Counter()
+    )
+    ((line,),) = (map(reader.split_labels, document) for document in documents)
+    assert line == (" ".join(units), words)
 
 
 def test_labels_need_json_and_a_vocabulary_with_a_space(tmp_path):

@@ -10,11 +10,11 @@ import pytest
 import sentencepiece
 
 from albert_tf.errors import UserError
-from albert_tf.interop import hugging_face
 from albert_tf.records.questions import align
 from albert_tf.records.tokenization import Tokenizer, describe_lost_accents
 from data_prep import train_tokenizer
 from data_prep.config import TokenizerConfig
+from tests.helpers.tokenizer_folder import write_and_read
 
 # Of article 1 of the Universal Declaration of Human Rights, by language, with
 # capitals and letters that are difficult.
@@ -127,16 +127,8 @@ def test_transformers_gives_the_same_ids_and_its_folder_is_read(
     vocabulary, stored, tmp_path
 ):
     """By each of the two files that may hold the vocabulary."""
-    import transformers
-
     tokenizer = Tokenizer(vocabulary)
-    files = hugging_face.tokenizer_files(tokenizer, vocabulary, 512)
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    other = {"tokenizer.json", "spiece.model"} - {stored}
-    (tmp_path / other.pop()).unlink()
-    path, cased = hugging_face._find_vocabulary(str(tmp_path))
+    theirs, path, cased = write_and_read(vocabulary, tmp_path, stored)
     again = Tokenizer(path, False if cased else None)
     assert again.keep_accents
     for text in TEXTS.values():

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.interop import hugging_face
 from albert_tf.records.features import (
     CLS_ID,
     SEP_ID,
     SPECIAL_PIECES,
     read_metadata,
 )
-from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer, make_symbols
 from data_prep import build_tfrecords, train_tokenizer
 from data_prep.config import RecordsConfig, TokenizerConfig
 from data_prep.inspection import read_rows, read_shape, restore_tokens
+from tests.helpers.tokenizer_folder import write_and_read
 
 _WORDS = ["ðə", "kwˈɪk", "brˈaʊn", "fˈɑːks", "n̩", "sɛ̃t‿ɛ̃", "t͡ʃiːz"]  # noqa: RUF001
 # Alphabet -> a line of text.
@@ -66,6 +66,15 @@ def build(folder, **settings):
     }
     build_tfrecords.main(RecordsConfig(**config | settings))
     return folder / "records" / "train"
+
+
+def test_a_word_mark_is_a_space(tmp_path):
+    """Also for SentencePiece, which refuses a piece that is there twice."""
+    (tmp_path / "spm.model").write_bytes(make_symbols("a \u2581b"))
+    tokenizer = Tokenizer(str(tmp_path / "spm.model"))
+    assert tokenizer.vocab_size == 5 + 3
+    ids = tokenizer.encode_batch(["a b", "a\u2581b"])
+    assert ids.ids.tolist() == [5, 6, 7, 5, 6, 7]
 
 
 def test_each_character_is_a_token(corpus):
@@ -147,19 +156,11 @@ def test_transformers_gives_the_same_ids_and_its_folder_is_read(
     corpus, stored, tmp_path
 ):
     """By each of the two files that may hold the vocabulary."""
-    import transformers
-
     lines, folder = corpus
-    path = str(folder / "spm.model")
-    tokenizer = Tokenizer(path)
-    files = hugging_face.tokenizer_files(tokenizer, path, 512)
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    other = {"tokenizer.json", "spiece.model"} - {stored}
-    (tmp_path / other.pop()).unlink()
-    found, _ = hugging_face._find_vocabulary(str(tmp_path))
-    again = Tokenizer(found)
+    vocabulary = str(folder / "spm.model")
+    tokenizer = Tokenizer(vocabulary)
+    theirs, path, _ = write_and_read(vocabulary, tmp_path, stored)
+    again = Tokenizer(path)
     assert again.has_symbols
     for text in [
         *lines[:3],
