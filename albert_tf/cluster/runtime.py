@@ -31,7 +31,11 @@ class Runtime(Protocol):
         """Errors that a lost process may cause."""
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether one of `loss_errors` counts as the loss of a process."""
+        """Whether one of `loss_errors` counts as the loss of a process.
+
+        With JAX, waits until a lost process would have been found, which ends
+        this one; then, the error is its own.
+        """
 
     def leave_at_exit(self, error: Exception) -> None:
         """Lets this process, which fails, end without the others."""
