@@ -165,7 +165,8 @@ def make_plan(
     else:
         # From 3 to 300 MB, ten times as many pieces.
         suited = 4000 * math.sqrt(text["characters"] / 3e6)
-        size = int(min(shape.vocab_size, max(1000, suited // 500 * 500)))
+        suited = 500 * max(2, round(suited / 500))
+        size = min(shape.vocab_size, suited)
         vocabulary = f"{config.output_dir}/vocabulary/spm.model"
         lower_case, keeps_accents = config.do_lower_case, True
         vocabulary_flags = [

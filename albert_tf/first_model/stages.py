@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import typing
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from albert_tf.cluster import devices, versions
 from albert_tf.config import FirstModelConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.first_model.plan import Plan
-from albert_tf.first_model.verdict import judge, write_page
+from albert_tf.first_model.verdict import draw, judge, write_page
 from albert_tf.io import files, jobs, shipped
 from albert_tf.records.tokenization import Tokenizer
 
@@ -162,6 +163,8 @@ class Stages:
             f"--dropout_schedule=0:{0.0 if is_first else self.plan.dropout:g}",
             "--save_checkpoints_steps=1000",
             f"--num_warmup_steps={0 if start else 50}",
+            # Else, the decay would begin with the examples just read.
+            f"--seed={zlib.crc32(name.encode())}",
         ]
         if length < self.plan.lengths[-1]:
             # The next stage repeats these positions, which is a better start
@@ -335,12 +338,6 @@ class Stages:
                 f"--saved_model_dir={saved_model}",
                 *[f"--text={sentence['text']}" for sentence in sentences],
             )
-        runs = ",".join(f"{self.dir}/runs/{name}" for name in names)
-        self._call(
-            "albert_tf.report.__main__",
-            f"--run_dirs={runs}",
-            f"--output_file={self.dir}/curves.png",
-        )
         loss, accuracy = (
             held_out[f"masked_lm_{name}"] for name in ("loss", "accuracy")
         )
@@ -368,6 +365,8 @@ class Stages:
             "saved_model": f"saved_model{self.suffix}",
         }
         words = [sentence["word"] for sentence in sentences]
+        stages = dict(zip(names, training, strict=True))
+        draw(stages, summary, f"{self.dir}/curves.png")
         write_page(
             self.dir, summary, self.plan.facts, filled, words, self.commands
         )

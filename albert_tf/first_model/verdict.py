@@ -4,7 +4,7 @@ import base64
 import html
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,8 +71,8 @@ def judge(
             "or give more text."
         )
     elif text != BEST and num_steps < FEW_STEPS:
-        needed = minutes * max(2, FEW_STEPS / num_steps)
-        advice = f"It had only {num_steps:,} steps: try --minutes={needed:.0f}."
+        needed = math.ceil(minutes * max(2, FEW_STEPS / num_steps))
+        advice = f"It had only {num_steps:,} steps: try --minutes={needed}."
     elif loss - on_text > BY_HEART:
         advice = (
             f"It learns the text by heart (loss {on_text:.2f} on it, "
@@ -80,8 +80,9 @@ def judge(
         )
     elif gain > FALLING:
         advice = (
-            f"Its loss is still falling: try --minutes={2 * minutes:g}, which "
-            f"may gain about {gain:.1f} nats."
+            "Its loss is still falling: try "
+            f"--minutes={math.ceil(2 * minutes)}, which may gain about "
+            f"{gain:.1f} nats."
         )
     else:
         advice = "More minutes would gain little: give more text."
@@ -108,6 +109,47 @@ def gain_of_doubling(losses: Sequence[float]) -> float:
     middle = losses[len(losses) // 2 - size : len(losses) // 2 + size]
     fall = np.mean(middle) - np.mean(losses[-size:])
     return float(fall / np.log2(0.95 / 0.5))
+
+
+def draw(
+    training: Mapping[str, Sequence[dict[str, Any]]],
+    summary: dict[str, Any],
+    path: str,
+) -> None:
+    """Draws the loss against the minutes of training, as PNG.
+
+    Args:
+        training: The lines of the log of each stage, by name and in order.
+        summary: The content of summary.json.
+        path: Of the picture.
+    """
+    # Slow to import.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    minutes = 0.0
+    for name, rows in training.items():
+        seconds = np.cumsum([row["loop_seconds"] for row in rows])
+        losses = np.array([row["masked_lm_loss"] for row in rows])
+        # Means over 2 % of the lines.
+        width = max(1, len(rows) // 50)
+        means = np.convolve(losses, np.ones(width) / width, "valid")
+        axes.plot(minutes + seconds[width - 1 :] / 60, means, label=name)
+        minutes += seconds[-1] / 60
+    found = summary["masked_lm_loss"]
+    label = f"held-out text: {found:.2f}"
+    axes.plot([minutes], [found], "o", color="black", label=label)
+    for name, text in (
+        ("unigram_loss", "frequency of the pieces"),
+        ("five_gram_loss", "5-grams"),
+    ):
+        axes.axhline(summary[name], color="gray", linestyle=":")
+        axes.text(0, summary[name] + 0.02, f"{text}: {summary[name]:.2f}")
+    axes.set_xlabel("minutes of training")
+    axes.set_ylabel("masked-LM loss, nats")
+    axes.legend()
+    figure.savefig(path, dpi=110)
 
 
 def write_page(
