@@ -227,8 +227,9 @@ def _drop_output() -> None:
 def _parse_command_line(arguments: list[str]) -> list[str]:
     """Parses the flags; returns the other arguments."""
     words = ["--help" if word == "-h" else word for word in arguments[1:]]
+    words = [arguments[0], *shipped.expand(words)]
     try:
-        return absl_flags.FLAGS([arguments[0], *shipped.expand(words)])
+        return absl_flags.FLAGS(words)
     except SystemExit:  # after --help; absl's status is 1
         sys.exit(0)
     except absl_flags.UnrecognizedFlagError as error:
@@ -236,9 +237,9 @@ def _parse_command_line(arguments: list[str]) -> list[str]:
             raise UserError(
                 f"--{error.flagname} was removed: {instead}"
             ) from None
-        return app.parse_flags_with_usage(arguments)
+        return app.parse_flags_with_usage(words)
     except absl_flags.Error:
-        return app.parse_flags_with_usage(arguments)
+        return app.parse_flags_with_usage(words)
 
 
 def _should_log(record: python_logging.LogRecord) -> bool:

@@ -302,6 +302,23 @@ def test_a_removed_flag_names_its_replacement(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--precison=float32", "precison'. Did you mean: precision"),
+        ("--precision=float16", "value should be one of <float32|mixed_"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_a_recipe(argument, said):
+    """The recipe includes a file by a name that only we can find."""
+    command = [sys.executable, "-m", "albert_tf.run_pretraining"]
+    command += ["--flagfile=mini_en_128", argument]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "arguments",
     [["albert_tf", "--help"], ["data_prep.build_tfrecords", "--help"]],
 )
