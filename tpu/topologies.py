@@ -132,9 +132,6 @@ def _machine(name: str, number: int) -> Devices:
     """GPUs of the kind `name`, e.g. "h100"."""
     card = GPU_CARDS[name]
     taken = int(_memory_fraction() * card.memory_bytes)
-    peaks = {"float32": card.peak_float32}
-    if card.capability >= (8, 0):
-        peaks["bfloat16"] = card.peak_flops
     return Devices(
         name=f"{number}x{name}",
         num_chips=number,
@@ -145,7 +142,7 @@ def _machine(name: str, number: int) -> Devices:
         f"({_MEMORY_VARIABLE}=0.9 takes 90%)",
         memory_bytes=taken,
         bandwidth=card.bandwidth,
-        peak_flops=peaks,
+        peak_flops=card.peak_flops,
         request={
             "platform": "cuda",
             "target_config": _describe_to_xla(card),

@@ -77,8 +77,9 @@ class GPUCard:
     words: str  # of the device name, e.g. A100 of NVIDIA A100-SXM4-40GB
     memory_bytes: int
     bandwidth: float  # of its memory, in bytes/s
-    peak_flops: float  # in bfloat16, dense, in FLOP/s; V100 and T4: in float16
-    peak_float32: float  # with TensorFloat-32, where the card has it
+    # Dense, in FLOP/s, by the dtype of the operands. V100 and T4 have no
+    # bfloat16; the others multiply float32 as TensorFloat-32.
+    peak_flops: Mapping[str, float]
     capability: tuple[int, int]  # CUDA's compute capability
     num_cores: int  # streaming multiprocessors
     l2_bytes: int
@@ -97,48 +98,58 @@ _MIB = 2**20
 # fmt: off
 GPU_CARDS = {
     "v100": GPUCard(
-        "V100", 16935682048, 898e9, 125e12, 15.7e12,
+        "V100", 16935682048, 898e9,
+        {"float32": 15.7e12},
         (7, 0), 80, 6 * _MIB, 1.53),
     "t4": GPUCard(
-        "T4", 15095 * _MIB, 320e9, 65e12, 8.1e12,
+        "T4", 15095 * _MIB, 320e9,
+        {"float32": 8.1e12},
         (7, 5), 40, 4 * _MIB, 1.59),
     "a100-40g": GPUCard(
-        "A100", 42331013120, 1555e9, 312e12, 156e12,
+        "A100", 42331013120, 1555e9,
+        {"bfloat16": 312e12, "float32": 156e12},
         (8, 0), 108, 40 * _MIB, 1.41),
     "a100-80g": GPUCard(
-        "A100", 85100068864, 2039e9, 312e12, 156e12,
+        "A100", 85100068864, 2039e9,
+        {"bfloat16": 312e12, "float32": 156e12},
         (8, 0), 108, 40 * _MIB, 1.41),
     "l4": GPUCard(
-        "L4", 22574 * _MIB, 300e9, 121e12, 60e12,
+        "L4", 22574 * _MIB, 300e9,
+        {"bfloat16": 121e12, "float32": 60e12},
         (8, 9), 58, 48 * _MIB, 2.04),
     "rtx4090": GPUCard(
-        "RTX 4090", 25393692672, 1008e9, 165e12, 82.6e12,
+        "RTX 4090", 25393692672, 1008e9,
+        {"bfloat16": 165e12, "float32": 82.6e12},
         (8, 9), 128, 72 * _MIB, 2.52),
     "h100": GPUCard(
-        "H100", 84942979072, 3352e9, 989e12, 494e12,
+        "H100", 84942979072, 3352e9,
+        {"bfloat16": 989e12, "float32": 494e12},
         (9, 0), 132, 50 * _MIB, 1.98),
     "h200": GPUCard(
-        "H200", 143155 * _MIB, 4800e9, 989e12, 494e12,
+        "H200", 143155 * _MIB, 4800e9,
+        {"bfloat16": 989e12, "float32": 494e12},
         (9, 0), 132, 50 * _MIB, 1.98),
     "b200": GPUCard(
-        "B200", 191514411008, 7672e9, 2250e12, 1125e12,
+        "B200", 191514411008, 7672e9,
+        {"bfloat16": 2250e12, "float32": 1125e12},
         (10, 0), 148, 132644864, 1.965),
     "rtx6000pro": GPUCard(
-        "RTX PRO 6000", 97249 * _MIB, 1792e9, 503.8e12, 251.9e12,
+        "RTX PRO 6000", 97249 * _MIB, 1792e9,
+        {"bfloat16": 503.8e12, "float32": 251.9e12},
         (12, 0), 188, 128 * _MIB, 2.6),
 }
 # fmt: on
 
 
 def gpu_peak(name: str) -> float | None:
-    """Peak in FLOP/s, where known.
+    """Peak in FLOP/s of the fastest dtype that training uses, where known.
 
     Args:
         name: E.g. `NVIDIA H100 80GB HBM3`.
     """
     for card in GPU_CARDS.values():
         if re.search(rf"\b{card.words}\b", name):
-            return card.peak_flops
+            return max(card.peak_flops.values())
     return None
 
 

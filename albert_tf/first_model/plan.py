@@ -32,7 +32,7 @@ MANY_PASSES, DROPOUT = 55, 0.1
 # FLOP/s of a training, as a multiple of those of NumPy's products (22,000 steps
 # in ten minutes on two cores), and of the peak of an accelerator (a guess).
 OF_NUMPY, OF_PEAK = 1.4, 0.3
-_UNKNOWN_PEAK = 65e12  # of a GPU that `devices` does not know: that of a T4
+_UNKNOWN_PEAK = 65e12  # of a GPU that `devices` does not know (a guess)
 _DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
 
 _ADAMW = "--optimizer=adamw --beta_2=0.98 --learning_rate="
