@@ -333,8 +333,29 @@ def test_a_full_compile_is_as_good_as_before():
 
 
 @pytest.mark.gpu_compile
+def test_the_compiler_knows_each_card():
+    """By compute capability and number of multiprocessors."""
+    cards = {
+        "t4": ("7.5", 40),
+        "a100-40g": ("8.0", 108),
+        "a100-80g": ("8.0", 108),
+        "l4": ("8.9", 58),
+        "rtx4090": ("8.9", 128),
+        "h100": ("9.0", 132),
+        "h200": ("9.0", 132),
+        "b200": ("10.0", 148),
+        "rtx6000pro": ("12.0", 188),
+    }
+    for name, facts in cards.items():
+        devices = compiler.find_devices(topologies.parse(f"8x{name}"))
+        assert len(devices) == 8
+        card = devices[0]
+        assert (card.compute_capability, card.core_count) == facts
+
+
+@pytest.mark.gpu_compile
 def test_memory_of_gpus_grows_with_the_rows_and_the_state_is_donated(capsys):
-    """Two cards, and no card needs more memory than its rows."""
+    """On two cards."""
     weights = bytes_of_weights(small_config())
     for card in ("a100-40g", "rtx4090"):
         small, large = (
