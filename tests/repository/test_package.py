@@ -112,8 +112,9 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
         "--flagfile=mini_en_16",
         "--input_file=records/train/*.tfrecord",
         "--init_checkpoint=albert_mini_en",
-        "--model=num_hidden_layers=4,max_position_embeddings=512",
+        "--model=num_hidden_layers=1,max_position_embeddings=512",
         "--global_batch_size=4",
+        "--nojit_compile",
         "--output_dir=run",
         "--dry_run",
     )
