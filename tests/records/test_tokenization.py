@@ -1,21 +1,15 @@
-import gzip
 import io
 import itertools
 import json
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 import sentencepiece
-import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer, encode, normalize
-from albert_tf.serving.text_tokenizer import TextTokenizer, pack
-
-DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
 
 def train(path, sentences, **options):
@@ -95,32 +89,6 @@ def test_a_number_within_a_word_gets_no_word_mark(
     assert plain.encode(text, out_type=str)[-1:] == of_the_model
     pieces = pieces_of(Tokenizer(model), text)
     assert pieces[-len(ours) :] == ours
-
-
-@pytest.mark.text
-def test_ids_agree_with_tensorflow_text(vocabulary_file, tokenizer):
-    """On real text. tensorflow-text does not split commas off numbers, so lines
-    with such pieces are left out."""
-    with gzip.open(DEMO, "rt", encoding="utf-8") as file:
-        lines = [
-            normalize(line) for line, _ in zip(file, range(3000), strict=False)
-        ]
-    lines = [line for line in lines if line]
-    import tensorflow_text
-
-    other = tensorflow_text.SentencepieceTokenizer(
-        pathlib.Path(vocabulary_file).read_bytes()
-    )
-    expected = other.tokenize(lines).to_list()
-    encoded = tokenizer.encode_normalized(lines)
-    found = np.split(encoded.ids, encoded.ends[:-1])
-    num_compared = 0
-    for theirs, ours in zip(expected, found, strict=True):
-        pieces = [tokenizer.id_to_piece(i) for i in theirs]
-        if not any(p[-2:-1].isdigit() and p[-1] == "," for p in pieces):
-            assert ours.tolist() == theirs
-            num_compared += 1
-    assert num_compared > 2000
 
 
 def test_encode_with_masks_converts_mask_spellings_to_mask_tokens(tokenizer):
@@ -203,26 +171,6 @@ def test_other_vocabularies_are_refused(tmp_path, model, message):
 
 
 # --- inputs of a model -------------------------------------------------------
-
-TEXTS = ["The cat sat on the mat.", "It [MASK] [MASK].", "", "Rome"]
-PAIRS = ["", "In Paris, 1,000 people wait for the boat.", "a", "is a city"]
-
-
-@pytest.mark.text
-@pytest.mark.parametrize("max_seq_length", [4, 7, 8, 11, 90])
-@pytest.mark.parametrize("pairs", [None, PAIRS])
-def test_inputs_equal_those_of_a_served_model(
-    vocabulary_file, tokenizer, pairs, max_seq_length
-):
-    in_graph = TextTokenizer(vocabulary_file)
-    columns = [TEXTS] if pairs is None else [TEXTS, pairs]
-    ids = [in_graph.encode_with_masks(tf.constant(c)) for c in columns]
-    inputs = encode(tokenizer, TEXTS, pairs, max_seq_length)
-    for found, wanted in zip(inputs, pack(max_seq_length, *ids), strict=True):
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, wanted)
-    lengths = inputs.input_mask.sum(axis=1)
-    assert lengths.max() == inputs.input_ids.shape[1] <= max_seq_length
 
 
 def test_special_tokens_surround_the_texts(tokenizer):

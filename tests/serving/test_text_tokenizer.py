@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.records import gaps
 from albert_tf.records.tokenization import (
     Tokenizer,
     cut_choices,
@@ -25,7 +26,6 @@ from albert_tf.serving.text_tokenizer import (
     pack,
     pack_choices,
 )
-from tests.helpers.gap_cases import GAP_CASES
 
 pytestmark = pytest.mark.text
 
@@ -202,9 +202,29 @@ def test_first_tokens_of_words_are_found_by_one_table():
             assert [*positions[words]] == [*found.values()]
 
 
-def test_choices_fill_gaps_as_in_training():
-    """The cases are those of the function in Python."""
+# Questions, choices, and what a choice makes of its question.
+GAP_CASES = [
+    ("Paris lies on the ____ .", "Seine", "Paris lies on the Seine ."),
+    ("What does user_name hold?", "it", "What does user_name hold? it"),
+    ("_, _ or __", "a", "a, a or a"),
+    ("_ _x y_ ___", "a", "a ax ya a"),
+    ("a_b_c_d and _", "x", "a_b_c_d and x"),
+    ("snake_ case__ _case", "x", "snakex casex xcase"),
+    ("größe_in_м _", "ä", "größe_in_м ä"),
+    ("日本_語 (_)", "は", "日本_語 (は)"),
+    ("1_000 is _\n", "x", "1_000 is x\n"),
+    ("_\n_", "x", "x\nx"),
+    ("It is _.", r"\1_\\", r"It is \1_\\."),
+    ("It is _.", "", "It is ."),
+    ("", "here", " here"),
+    ("_", "here", "here"),
+]
+
+
+def test_gaps_are_filled_by_one_table():
+    """By Python and in the graph."""
     questions, choices, filled = zip(*GAP_CASES, strict=True)
+    assert tuple(map(gaps.fill_gaps, questions, choices)) == filled
     pairs = [[choice, "other"] for choice in choices]
     found = fill_gaps(tf.constant(questions), tf.constant(pairs)).numpy()
     assert [text.decode() for text in found[:, 0]] == list(filled)
