@@ -218,24 +218,6 @@ def test_checkpoints_are_also_saved_after_minutes_and_at_multiples(
     assert found == saved
 
 
-def test_a_changed_batch_size_says_which_records_it_leaves_out(
-    source, tiny_records, tmp_path, caplog
-):
-    """Twelve steps of 8 records; from then on, of 16."""
-    config = tiny_run.make_config(
-        tiny_records,
-        shutil.copytree(source, tmp_path / "run"),
-        eval_input_file=(),
-        num_train_steps=14,
-        allow_config_change=True,
-        global_batch_size=16,
-    )
-    assert train(config) == 0
-    assert "at record 192, after 96 records have been read: 96 are left" in (
-        caplog.text
-    )
-
-
 # --- stops ------------------------------------------------------------------
 
 
