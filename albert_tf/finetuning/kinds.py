@@ -8,7 +8,7 @@
 4. The predictions of all records become those of the examples (`find`), their
    scores and a file.
 
-`serving.export` has what an exported model answers, by the same names of kinds.
+`serving.kinds` has what an exported model answers, by the same names of kinds.
 """
 
 import collections

@@ -65,7 +65,6 @@ class RecordSet:
     directory: str = ""
     examples_per_row: float = 1.0
     useful_share: float | None = None
-    weights: tuple[float, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:

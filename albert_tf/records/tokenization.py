@@ -205,13 +205,6 @@ class Tokenizer:
         """Returns the spelling of a piece."""
         return self._pieces[piece_id]
 
-    def log_frequencies(self) -> np.ndarray:
-        """The scores of the pieces in the model; float64, `(vocab_size,)`.
-
-        Log probabilities in a unigram model; falling by rank in a BPE model.
-        """
-        return np.array(self._model.get_score(list(range(self.vocab_size))))
-
     def normalize(self, text: str) -> str:
         """Normalises text for `encode_normalized` and for deduplication."""
         if self.kind == GOOGLE_ALBERT:

@@ -20,7 +20,6 @@ _MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
 # value. Of others, the smallest fraction of equal answers.
 _TOLERANCE = 1e-3
 _LEAST_AGREEMENT = 0.5
-_LEAST_COSINE = 0.9  # of equal embeddings
 
 # Outputs whose largest entry is an answer.
 _SCORES = ("log_probabilities", "probabilities", "start_logits", "end_logits")
@@ -33,8 +32,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         largest_difference: Of a number at a token.
-        equal_answers: Fraction of classes, choices, tags, ends of spans, best
-            pieces of masks, or nearly equal embeddings; None of values.
+        equal_answers: Fraction of classes, choices, tags, ends of spans, or
+            best pieces of masks; None of values.
     """
 
     largest_difference: float
@@ -137,12 +136,7 @@ def compare(
             if is_number:
                 differences.append(np.abs(values - others).max())
                 largest = max(largest, np.abs(values).max())
-            if key == "embedding" and "log_probabilities" not in one:
-                product = (values * others).sum(-1)
-                norms = np.linalg.norm([values, others], axis=-1).prod(0)
-                values = product >= _LEAST_COSINE * norms
-                others = np.ones_like(values)
-            elif key in _SCORES and values.ndim > 1:
+            if key in _SCORES and values.ndim > 1:
                 values, others = values.argmax(-1), others.argmax(-1)
             elif is_number:
                 continue
