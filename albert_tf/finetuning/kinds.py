@@ -160,6 +160,8 @@ class ExampleRow(NamedTuple):
 
     @property
     def raw_id(self) -> str:
+        if not self.columns.id:  # pandas names the column of its index ""
+            return str(self.number)
         return _text(self.values.get(self.columns.id, self.number))
 
     @property
@@ -569,7 +571,7 @@ class _WithClasses(Kind):
         _warn_of_similar(examples)
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> Any:
-        # Earlier versions stored the names with their white space.
+        # A model of Hugging Face may have names with other white space.
         names = [" ".join(label.split()) for label in examples.task.labels]
         found = self.class_names(examples, row)
         if not {*found} <= {*names}:
@@ -1007,9 +1009,9 @@ class TokenClassification(_WithClasses):
             pieces = reader.tokenize(example.words)
             sizes = np.array([*map(len, pieces)], np.int64)
             positions, is_read = first_tokens(sizes, length)
-            is_lost = positions >= length - 1
-            if is_lost.any():
-                problem = f"{is_lost.sum()} of {len(sizes)} words beyond "
+            num_lost = np.count_nonzero(sizes) - np.count_nonzero(is_read)
+            if num_lost:
+                problem = f"{num_lost} of {len(sizes)} words beyond "
                 examples.bad.append((example.id, f"{problem}max_seq_length"))
             words = np.flatnonzero(is_read)
             numbers, labels = np.zeros((2, length), np.int64)

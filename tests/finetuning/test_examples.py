@@ -621,6 +621,14 @@ def test_a_wrong_column_names_those_of_the_file(tmp_path):
         read_file("classification", path, "train")
 
 
+def test_the_index_of_a_pandas_table_is_no_id(tmp_path):
+    """Its column has the name ""; numbers repeat in a table of two."""
+    rows = ",text,question,answer,answer_start", "0,a b,w,b,2", "0,c d,w,d,2"
+    path = write(tmp_path, "t.csv", *rows)
+    found = read_file("question_answering", path).examples
+    assert [question.id for question in found] == ["0", "1"]
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"t\.csv"):
         read_file("classification", str(tmp_path / "t.csv"))
