@@ -180,7 +180,7 @@ def _read_description(path: str) -> dict[str, Any] | None:
         found = {}
     if found is None:
         return None
-    return {"packing": "none", **(found if isinstance(found, dict) else {})}
+    return {"packing": "none", **found}
 
 
 def find_scratch_parent(config: RecordsConfig) -> str:

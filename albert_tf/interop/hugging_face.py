@@ -166,7 +166,7 @@ def _check_modules(directory: str) -> None:
     `albert_tf.embed` computes the mean of the hidden states of all tokens.
     """
     path = functools.partial(posixpath.join, directory)
-    for module in load_json_if_any(path("modules.json")) or ():
+    for module in load_json_if_any(path("modules.json"), list) or ():
         kind = str(module["type"]).rpartition(".")[2]
         received = kind
         if kind == "Pooling":
@@ -401,14 +401,14 @@ def class_name(weights: ModelWeights) -> str:
     return "AlbertForPreTraining" if has_head else "AlbertForMaskedLM"
 
 
-def read_config(stored: Any, path: str) -> tuple[ModelConfig, str]:
+def read_config(
+    stored: Mapping[str, Any], path: str
+) -> tuple[ModelConfig, str]:
     """Reads the architecture and the sentence objective of a config.json.
 
     Missing settings have the defaults of transformers' `AlbertConfig`; the
     objective, "sop".
     """
-    if not isinstance(stored, dict):
-        raise UserError(f"{path} must hold a JSON object")
     activation = stored.get("hidden_act", "gelu_new")
     if activation == "gelu":
         raise UserError(
@@ -652,10 +652,9 @@ def _find_vocabulary(directory: str) -> tuple[str, bool]:
     A self-contained vocabulary stores the case itself, so it is not reported.
     """
     path = posixpath.join(directory, TOKENIZER_FILE)
-    settings = load_json_if_any(posixpath.join(directory, _SETTINGS_FILE))
-    cased = (
-        isinstance(settings, dict) and settings.get("do_lower_case") is False
-    )
+    settings_file = posixpath.join(directory, _SETTINGS_FILE)
+    settings = load_json_if_any(settings_file) or {}
+    cased = settings.get("do_lower_case") is False
     if not exists(path):
         fast_file = posixpath.join(directory, _FAST_FILE)
         fast = load_json_if_any(fast_file)
@@ -671,7 +670,7 @@ def _find_vocabulary(directory: str) -> tuple[str, bool]:
                 f"{TOKENIZER_FILE}.",
             ) from None
         path = keep_until_exit(TOKENIZER_FILE, content)
-    elif isinstance(settings, dict) and settings.get("keep_accents") is True:
+    elif settings.get("keep_accents") is True:
         path = _with_accents(path)
     return path, cased and Tokenizer(path).kind == GOOGLE_ALBERT
 

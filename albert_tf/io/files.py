@@ -323,25 +323,31 @@ def keep_until_exit(name: str, content: bytes) -> str:
     return path
 
 
-def load_json(path: str) -> Any:
-    """The content of a JSON file; a UserError if it is missing or damaged."""
+def load_json(path: str) -> dict[str, Any]:
+    """As `load_json_if_any`; a UserError if the file does not exist."""
     content = load_json_if_any(path)
     if content is None:
         raise UserError(f"{path} must exist", received="no such file")
     return content
 
 
-def load_json_if_any(path: str) -> Any:
-    """The content of a JSON file; None if the file does not exist.
+def load_json_if_any(path: str, kind: type = dict) -> Any:
+    """The object, or list, of a JSON file; None if the file does not exist.
+
+    Args:
+        kind: dict or list.
 
     Raises:
-        DamagedFileError: If the file is not JSON.
+        DamagedFileError: If the file is not JSON, or holds another value.
     """
 
     def load() -> Any:
         try:
             with open_existing(path) as file:
-                return json.load(file)
+                content = json.load(file)
+            if not isinstance(content, kind):
+                raise ValueError(f"{content!r:.80}, not a {kind.__name__}")
+            return content
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as e:

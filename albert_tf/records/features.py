@@ -262,10 +262,6 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
     """
     path = posixpath.join(records_dir, METADATA_FILE)
     values = load_json(path)
-    if not isinstance(values, dict):
-        raise UserError(
-            f"{path} must hold a JSON object", received=repr(values)[:80]
-        )
     version = values.get("schema_version")
     values.pop("fill", None)
     if version != SCHEMA_VERSION:
