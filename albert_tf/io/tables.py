@@ -45,14 +45,14 @@ _PARQUET_FROM_ARROW = (
 
 PARQUET = b"PAR1"
 
-# What begins with these bytes, and what to do with it.
+# The beginning of a file of another format, and what to do with it.
 _OTHER_FORMATS = {
     b"\xff\xfe": ("a byte order mark of UTF-16 or UTF-32", _TO_UTF_8),
     b"\xfe\xff": ("a byte order mark of UTF-16", _TO_UTF_8),
     b"PARE": ("encrypted Parquet", "Write it again without encryption."),
     b"ORC": ("ORC", _PARQUET_FROM_ARROW.format("orc")),
     b"ARROW1": ("an Arrow file", _PARQUET_FROM_ARROW.format("feather")),
-    b"\xff\xff\xff\xff": (
+    b"\xff{4}": (
         "a stream of Arrow",
         "Convert it, e.g. with pyarrow.ipc.open_stream(FILE).read_all() and "
         "pyarrow.parquet.write_table.",
@@ -63,10 +63,13 @@ _OTHER_FORMATS = {
         "Unpack it with unzip, or save the table as CSV.",
     ),
     b"%PDF-": ("PDF", "Extract its text, e.g. with pdftotext."),
-    b"{\\rtf": ("RTF", "Save it as plain text."),
+    rb"{\\rtf": ("RTF", "Save it as plain text."),
+    rb"(?i)\s*<(!doctype )?html\b": (
+        "HTML",
+        "Extract its text, e.g. with lynx.",
+    ),
+    rb"(?s).{257}ustar": ("a tar archive", "Unpack it with tar -xf."),
 }
-
-_HTML = re.compile(rb"\s*<(!doctype )?html\b", re.IGNORECASE)
 
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\ufeff]*")
 
@@ -89,17 +92,9 @@ def check_format(head: bytes, name: str) -> None:
     Raises:
         UserError: It names the format, and how to convert it.
     """
-    for magic, (what, remedy) in _OTHER_FORMATS.items():
-        if head.startswith(magic):
-            raise UserError(f"{name} must be UTF-8", what, remedy)
-    if _HTML.match(head):
-        raise UserError(
-            f"{name} must be text", "HTML", "Extract its text, e.g. with lynx."
-        )
-    if head[257:262] == b"ustar":
-        raise UserError(
-            f"{name} must be UTF-8", "a tar archive", "Unpack it with tar -xf."
-        )
+    for beginning, (what, remedy) in _OTHER_FORMATS.items():
+        if re.match(beginning, head):
+            raise UserError(f"{name} must be plain UTF-8", what, remedy)
 
 
 def zero_byte(name: str, number: int, line: bytes) -> UserError:
