@@ -19,8 +19,6 @@ from data_prep.processes import show_progress
 
 def main(config: CorpusConfig) -> None:
     """Reads and describes the text that the flags name."""
-    if not config.tfds:
-        config.require("input_file")
     sources = text.find_inputs(config)
     num_bytes = sum(source.num_bytes for source in sources)
     counts: Counter[str] = Counter()

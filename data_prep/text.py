@@ -176,11 +176,8 @@ def find_inputs(
         UserError: If neither setting is given, a pattern matches no file, all
             files are empty, or a dataset is not available.
     """
-    if not config.input_file and not config.tfds:
-        raise UserError(
-            "--input_file or --tfds is required",
-            remedy="See --help for their form and an example.",
-        )
+    if not config.tfds:
+        config.require("input_file")
     paths = files.find_all("input_file", config.input_file, "*.txt")
 
     def real(path: str) -> str:
@@ -698,11 +695,7 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     feature = dict(info.features).get(config.text_field)
     # TensorFlow Datasets declares strings as NumPy objects.
     if feature is None or feature.shape != () or feature.np_dtype != np.object_:
-        raise UserError(
-            f"text_field must be a text feature of {info.full_name}",
-            received=config.text_field,
-            remedy=f"Its features are {', '.join(info.features)}.",
-        )
+        raise _unknown_column(info.full_name, config.text_field, info.features)
     parts = {split: paths}
     if split in info.splits:
         parts = {

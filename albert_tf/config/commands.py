@@ -261,19 +261,13 @@ class ReportConfig(Config):
         "build/run,build/other_run.",
     )
     output_file: str = setting(
-        "", "Picture to write or replace, e.g. build/curves.png."
+        "", "Picture to write or replace, as PNG, e.g. build/curves.png."
     )
     metrics: tuple[str, ...] = setting(
         (),
         "Metrics to draw, comma-separated, e.g. "
         "masked_lm_loss,masked_lm_accuracy; empty: all.",
     )
-
-    def check(self) -> None:
-        if self.output_file and not self.output_file.endswith(".png"):
-            raise UserError(
-                "output_file must end in .png", received=self.output_file
-            )
 
 
 @dataclasses.dataclass(frozen=True)

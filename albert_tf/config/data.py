@@ -3,7 +3,6 @@
 import dataclasses
 
 from albert_tf.config.settings import Config, setting
-from albert_tf.errors import UserError
 
 SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
 
@@ -157,10 +156,3 @@ class DataConfig(MaskingConfig):
         "Train on made-up batches instead of input_file, to measure the speed "
         "of training without records. The model learns nothing.",
     )
-
-    def check(self) -> None:
-        super().check()
-        if self.synthetic_input and self.input_file:
-            raise UserError(
-                "synthetic_input replaces input_file: only one may be given"
-            )

@@ -46,7 +46,7 @@ class ModelConfig(Config, affects="model"):
     num_hidden_groups: int = setting(
         1,
         "Number of groups of consecutive layers; the layers of a group share "
-        "parameters.",
+        "what parameter_sharing says.",
         at_least=1,
         at_most="num_hidden_layers",
     )
@@ -98,11 +98,6 @@ class ModelConfig(Config, affects="model"):
     )
 
     def check(self) -> None:
-        if self.parameter_sharing == "none" and self.num_hidden_groups > 1:
-            raise UserError(
-                "num_hidden_groups must be 1 if parameter_sharing is none",
-                received=self.num_hidden_groups,
-            )
         # google-research/albert and transformers round fractions of layers.
         layers, groups = self.num_hidden_layers, self.num_hidden_groups
         for layer in range(layers):

@@ -345,8 +345,8 @@ class FinetuningInitializationConfig(
                 "from_scratch must not be combined with --init_checkpoint",
                 received=self.init_checkpoint,
             )
-        if self.from_scratch and not self.init_vocabulary:
-            raise UserError("from_scratch needs --init_vocabulary")
+        if self.from_scratch:
+            self.require("init_vocabulary")
 
 
 @dataclasses.dataclass(frozen=True)

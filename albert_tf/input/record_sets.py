@@ -270,7 +270,14 @@ def find_records(
             listed in its metadata, or records differ from the settings or
             among each other.
     """
-    files = _match_files(setting, patterns)
+    # A directory among them would have no shard in its metadata.
+    files = find_all(
+        setting,
+        patterns,
+        "*.tfrecord",
+        "Build records with python -m data_prep.build_tfrecords.",
+        remote_directories=True,
+    )
     directories = sorted({posixpath.dirname(file) for file in files})
     metadata_of = {
         directory: _read_metadata_if_any(directory) for directory in directories
@@ -280,29 +287,11 @@ def find_records(
     if not records.num_records:
         raise UserError(
             f"{setting} must hold records",
-            received=f"no record in {', '.join(files[:3])}",
+            received=f"no record in {', '.join(files[:3]) or 'no file'}",
         )
     records = _describe(records, metadata_of)
-    _check_directories_match(setting, records, metadata_of)
+    _check_directories_match(records, metadata_of)
     return records
-
-
-def _match_files(setting: str, patterns: Sequence[str]) -> list[str]:
-    """The files, sorted, each once."""
-    if not patterns:
-        raise UserError(
-            f"{setting} must name files of records",
-            received="none",
-            remedy="Set files or globs, e.g. records/train/*.tfrecord.",
-        )
-    # A directory among them would have no shard in its metadata.
-    return find_all(
-        setting,
-        patterns,
-        "*.tfrecord",
-        "Build records with python -m data_prep.build_tfrecords.",
-        remote_directories=True,
-    )
 
 
 def _count_all(
@@ -416,14 +405,13 @@ def _check_settings_of(
     data = config.data
     path = posixpath.join(directory, features.METADATA_FILE)
     if metadata is None:
-        if data.packing != "none" and not may_be_unpacked:
-            raise UserError(
-                f"--packing={data.packing} needs {path}, which says how the "
-                "records are packed",
-                received="no such file",
-                remedy="Copy it from the directory of the build. For records "
-                "of google-research/albert, set --packing=none.",
-            )
+        features.check_values_match(
+            f"records without {path}",
+            {"packing": "none"},
+            {} if may_be_unpacked else {"packing": data.packing},
+            remedy="Copy it from the directory of the build. For records of "
+            "google-research/albert, set --packing=none.",
+        )
         return
     wanted: dict[str, object] = {
         "max_seq_length": data.max_seq_length,
@@ -510,24 +498,18 @@ def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
 
 
 def _check_directories_match(
-    name: str,
-    records: RecordSet,
-    metadata_of: _MetadataOf,
+    records: RecordSet, metadata_of: _MetadataOf
 ) -> None:
     """Checks that directories share masking, packing and vocabulary."""
-    parts = {
-        path or ".": dataclasses.replace(records, directory=path, metadata=m)
-        for path, m in metadata_of.items()
-    }
-    for setting in ("masking", "packing"):
-        found = {path: getattr(part, setting) for path, part in parts.items()}
-        if len(set(found.values())) > 1:
-            raise UserError(
-                f"{name} must hold records of one {setting}",
-                received="; ".join(f"{v} in {d}" for d, v in found.items()),
-                remedy=f"Build all of them with the same --{setting}.",
-            )
-    for part in parts.values():
+    for path, metadata in metadata_of.items():
+        part = dataclasses.replace(records, directory=path, metadata=metadata)
+        features.check_values_match(
+            path or ".",
+            {"masking": part.masking, "packing": part.packing},
+            {"masking": records.masking, "packing": records.packing},
+            other=records.directory or ".",
+            remedy="Build both with the same --masking and --packing.",
+        )
         check_same_text(part, records)
 
 

@@ -13,7 +13,6 @@ from albert_tf.config import (
     TrainingConfig,
     task,
 )
-from albert_tf.errors import UserError
 from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.formats import HUGGING_FACE, RUN
 from albert_tf.interop.weight_names import ModelWeights
@@ -43,12 +42,6 @@ def convert(config: ConvertConfig) -> None:
         target_format = config.to_format
         if target_format == "auto":
             target_format = HUGGING_FACE if source_format == RUN else RUN
-        if source_format == target_format == RUN:
-            raise UserError(
-                "--to_format must be hugging_face if --from is a run",
-                received=RUN,
-                remedy="To copy a run, copy its directory.",
-            )
         weights = formats.read_weights(config.from_)
         logging.info(
             "read %s (%s): %s parameters, and moments of %d variables",

@@ -131,11 +131,6 @@ def _find_prefix(path: str) -> str:
     """The prefix of the checkpoint that a path refers to; see `read`."""
     if exists(path + INDEX_SUFFIX):
         return path
-    if not tf.io.gfile.isdir(path):
-        raise UserError(
-            "a TensorFlow checkpoint must exist",
-            received=f"{path}, but there is no {path}{INDEX_SUFFIX}",
-        )
     names = sorted(
         name.removesuffix(INDEX_SUFFIX)
         for name in tf.io.gfile.listdir(path)

@@ -25,7 +25,7 @@ import sentencepiece
 from absl import logging
 
 from albert_tf.errors import UserError, first_line
-from albert_tf.io import faults, shipped
+from albert_tf.io import shipped
 from albert_tf.io.files import (
     DamagedFileError,
     load_json_if_any,
@@ -161,7 +161,8 @@ class Tokenizer:
         self, model_file: str, do_lower_case: bool | None = None
     ) -> None:
         model_file = shipped.find(model_file, shipped.VOCABULARY)
-        content = _read_model(model_file)
+        with open_existing(model_file, "rb") as file:
+            content = file.read()
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
         try:
@@ -477,21 +478,6 @@ def character_class(is_member: Callable[[str], object]) -> str:
     return "[" + "".join(rf"\x{{{a:X}}}-\x{{{b:X}}}" for a, b in ranges) + "]"
 
 
-def _read_model(model_file: str) -> bytes:
-    try:
-        with open_existing(model_file, "rb") as file:
-            return file.read()
-    except OSError as error:
-        explained = faults.explain(error)
-        if explained is not None and not isinstance(error, FileNotFoundError):
-            raise explained from None
-        raise UserError(
-            f"the vocabulary {model_file!r} must be a readable file",
-            received=error.strerror,
-            remedy="Train one with `python -m data_prep.train_tokenizer`.",
-        ) from None
-
-
 def _find_kind(
     model_file: str, content: bytes, do_lower_case: bool | None
 ) -> tuple[str, bool]:
@@ -532,10 +518,9 @@ def _read_lower_case(model_file: str, sha256: str) -> tuple[bool | None, str]:
     if posixpath.basename(model_file) == TOKENIZER_FILE:
         path = posixpath.join(posixpath.dirname(model_file), _HUGGING_FACE_FILE)
     try:
-        found = load_json_if_any(path)
+        found = load_json_if_any(path) or {}
     except DamagedFileError:  # a file of another program
-        found = None
-    found = found if isinstance(found, dict) else {}
+        found = {}
     settings = found.get("settings", found)
     value = (
         settings.get("do_lower_case") if isinstance(settings, dict) else None

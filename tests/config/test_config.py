@@ -54,11 +54,6 @@ REFUSED = [
         "14 groups of 18 layers, where layer 9 differs",
     ),
     (
-        ModelConfig,
-        {"num_hidden_groups": 2, "parameter_sharing": "none"},
-        "num_hidden_groups must be 1 if parameter_sharing is none",
-    ),
-    (
         RecordsConfig,
         {"max_seq_length": 16, "max_predictions_per_seq": 20},
         "max_predictions_per_seq must be below max_seq_length. "

@@ -540,7 +540,7 @@ def test_inputs_are_sorted_and_each_file_is_read_once(tmp_path, monkeypatch):
     found = find_inputs(CorpusConfig(input_file=paths))
     assert [source.name for source in found] == ["./a.txt", "b.txt", "e[1].txt"]
     assert sum(source.num_bytes for source in found) == 12
-    for missing, message in ((("a.txt", "b*.md"), r"b\*.md"), ((), "--tfds")):
+    for missing, message in ((("a.txt", "b*.md"), r"b\*.md"), ((), "--input")):
         with pytest.raises(UserError, match=message):
             find_inputs(CorpusConfig(input_file=missing))
 

@@ -89,7 +89,7 @@ EMPTY = {"train-00000-of-00003.tfrecord": 9, "train-00001-of-00003.tfrecord": 0}
 # The training records, changes of the settings, and parts of the refusal. `{}`
 # is the directory of records, or of copies.
 REFUSALS = [
-    ("static", {"input_file": ()}, "must name files", "none"),
+    ("static", {"input_file": ()}, "must hold records", "in no file"),
     ("none", {}, "input_file must match files", "no file at /none/train"),
     (
         "static",
@@ -119,7 +119,7 @@ REFUSALS = [
     ("compressed", {}, "the file is compressed: unpack it with gzip -d"),
     ("garden", {}, "with input_ids. Received: input_word_ids. Build"),
     ("text", {}, "with input_ids. Received: another message. Build"),
-    ("static+dynamic", {}, "one masking", "dynamic in {dynamic}/train"),
+    ("static+dynamic", {}, "{dynamic}/train", "masking 'static' and 'dynamic'"),
     (
         "packed",
         {},
@@ -133,7 +133,7 @@ REFUSALS = [
         "max_examples_per_row 4 and 8",
     ),
     ("packed+static", PACKING, "{static}/train", "'none' and 'best_fit'"),
-    ("bare_packed", PACKING, "--packing=best_fit needs {bare_packed}/train/m"),
+    ("bare_packed", PACKING, "without {bare_packed}/train/m", "'best_fit'"),
     ("bare_packed", {}, "sentence_labels 4 and 1", "need the metadata.json"),
     # The rows of the build have slots for masks of its own settings.
     (

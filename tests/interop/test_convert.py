@@ -101,7 +101,6 @@ VOCABULARY = r"30000 pieces in 30k-clean\.model, and 11"
     [
         ({"from_": ""}, "--from is required"),
         ({"to": ""}, "--to is required"),
-        ({"to_format": "run"}, "must be hugging_face if --from is a run"),
         ({"to": "{here}/wide"}, "--to must be new, or"),
         ({"to": "{here}/text.txt"}, "--to must be new, or"),
         ({"from_": "{here}/none"}, "none, which does not exist"),

@@ -115,11 +115,6 @@ def test_runs_of_one_name_are_named_by_their_paths(tmp_path):
         read_runs([str(tmp_path)])
 
 
-def test_another_file_suffix_is_refused():
-    with pytest.raises(UserError, match=r"end in \.png.*curves\.pdf"):
-        ReportConfig(output_file="curves.pdf")
-
-
 @pytest.mark.slow
 def test_a_real_run_is_drawn(source, tmp_path, capsys):
     """A name with markup is text."""
