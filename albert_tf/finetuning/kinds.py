@@ -268,6 +268,7 @@ class Kind:
         needs: The settings that a task of your own must have.
         packages: Optional packages that the scores need.
         label_form: What a label must be.
+        remedy: What to do about a row of another form.
         metric_names: The metrics of a batch.
         file_ending: Of the file of predictions.
         file_header: The lines before the predictions.
@@ -283,6 +284,7 @@ class Kind:
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     label_form: str
+    remedy = "Check the file and the flags that name its columns."
     metric_names: tuple[str, ...] = ("loss", "accuracy")
     file_ending = "tsv"
     file_header: tuple[str, ...] = ("index\tprediction",)
@@ -300,8 +302,11 @@ class Kind:
 
     def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
         """Why a row has no usable label; "" if it has one."""
-        name = _text(row.label).strip()
-        is_none = name == "-1" or _is_no_label(name, examples.task.labels)
+        name = " ".join(_text(row.label).split())
+        labels = examples.task.labels
+        if name in labels:
+            return ""
+        is_none = name == "-1" or _is_no_label(name, labels)
         return "no label" if is_none else ""
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> Any:
@@ -327,28 +332,38 @@ class Kind:
         are_full = all(map(str.strip, self.texts(example)))
         return "" if are_full else "a text is empty"
 
+    @contextlib.contextmanager
+    def refusing(self, examples: ExampleSet, row: ExampleRow) -> Iterator[None]:
+        """Turns errors about the form of a row into one that names its place.
+
+        Raises:
+            UserError: Instead of ValueError, TypeError and KeyError.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, KeyError) as error:
+            label = row.values.get(row.columns.label)
+            raise UserError(
+                f"{row.columns.label} of {examples.source} must be "
+                f"{self.label_form}",
+                received=f"{label!r} in {row.where}: {error}",
+                remedy=self.remedy,
+            ) from None
+
     def add_example(self, examples: ExampleSet, row: ExampleRow) -> None:
         """Adds the example of a row, unless it is unusable.
 
         Raises:
-            UserError: If its label has another form.
+            UserError: If the row has another form.
         """
         label = None
-        if examples.has_labels:
-            if fault := self.label_fault(examples, row):
-                examples.bad.append((row.where, fault))
-                return
-            try:
+        with self.refusing(examples, row):
+            if examples.has_labels:
+                if fault := self.label_fault(examples, row):
+                    examples.bad.append((row.where, fault))
+                    return
                 label = self.parse_label(examples, row)
-            except (ValueError, TypeError, KeyError) as error:
-                raise UserError(
-                    f"{row.columns.label} of {examples.source} must be "
-                    f"{self.label_form}",
-                    received=f"{row.label!r} in {row.where}: {error}",
-                    remedy="Check the file and the flags that name its "
-                    "columns.",
-                ) from None
-        example = self.make_example(examples, row, label)
+            example = self.make_example(examples, row, label)
         if problem := self.find_problem(examples, example):
             examples.bad.append((row.where, problem))
             if examples.is_training:
@@ -532,10 +547,6 @@ class _WithClasses(Kind):
     1.
     """
 
-    label_form = "one of the classes of the training file"
-    names_form = "a list of names"
-    names_remedy = "Name the column of the lists."
-
     def raw_names(self, value: Any) -> list[Any]:
         """The names in a cell; a list or an object for a name is refused."""
         if value is None:
@@ -546,18 +557,12 @@ class _WithClasses(Kind):
         """The names of a row's class, classes or tags.
 
         Raises:
-            UserError: For a list instead of a name, or the reverse, or an
+            ValueError: For a list instead of a name, or the reverse, or an
                 object.
         """
-        value = row.label
-        names = self.raw_names(_read_list(value))
+        names = self.raw_names(_read_list(row.label))
         if any(isinstance(name, list | dict) for name in names):
-            raise UserError(
-                f"{row.columns.label} of {examples.source} must be "
-                f"{self.names_form}",
-                received=f"{value!r} in {row.where}",
-                remedy=self.names_remedy,
-            )
+            raise ValueError("a list instead of a name, or the reverse")
         return [" ".join(_text(name).split()) for name in names]
 
     def collect_labels(
@@ -565,8 +570,11 @@ class _WithClasses(Kind):
     ) -> None:
         if not examples.has_labels or examples.task.labels:
             return
-        cells = [self.class_names(examples, row) for row in rows]
-        labels = _find_classes(set(itertools.chain.from_iterable(cells)))
+        names: set[str] = set()
+        for row in rows:
+            with self.refusing(examples, row):
+                names.update(self.class_names(examples, row))
+        labels = _find_classes(names)
         examples.task = dataclasses.replace(examples.task, labels=labels)
         _warn_of_similar(examples)
 
@@ -637,20 +645,14 @@ class Classification(_WithClasses, _Texts):
 
     name = config_task.CLASSIFICATION
     score_names = ("accuracy", "f1_macro")
-    names_form = "one name or number"
-    names_remedy = (
-        "An example has one class: name another --label_column, or set "
-        "--labels_are_lists."
+    label_form = "one name or number, a class of the training file"
+    remedy = (
+        "Check the file, name another --label_column, or set "
+        "--labels_are_lists for several classes."
     )
 
     def raw_names(self, value: Any) -> list[Any]:
         return [value]
-
-    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
-        (name,) = self.class_names(examples, row)
-        if name in examples.task.labels:
-            return ""
-        return super().label_fault(examples, row)
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> int:
         (index,) = super().parse_label(examples, row)
@@ -662,9 +664,11 @@ class MultiLabel(_WithClasses, _Texts):
 
     name = config_task.MULTI_LABEL
     score_names = ("f1_micro", "f1_macro", "accuracy")
-
-    names_form = "a list of names, as JSON or separated by commas"
-    names_remedy = (
+    label_form = (
+        "a list of names, as JSON or separated by commas, of classes of the "
+        "training file"
+    )
+    remedy = (
         'Write e.g. joy,fear or ["joy", "fear"], or name another '
         "--label_column."
     )
@@ -858,13 +862,10 @@ class MultipleChoice(Kind):
                 examples.task, num_choices=count
             )
         wanted = max(examples.task.num_choices, 2)
-        if count != wanted or not 0 <= label < count:
-            raise UserError(
-                f"questions of {examples.source} must have {wanted} choices, "
-                "one of which is the label",
-                received=f"{count} choices, and choice {label}, counted from "
-                f"0, in {example.id}",
-            )
+        if count != wanted:
+            raise ValueError(f"{count} choices instead of {wanted}")
+        if not 0 <= label < count:
+            raise ValueError(f"there is no choice {label}, counted from 0")
 
     def records(self, examples: ExampleSet, reader: Reader) -> Values:
         """The sequences `[CLS] passage [SEP] question choice [SEP]`."""
@@ -890,6 +891,8 @@ class TokenClassification(_WithClasses):
         "label": "tags_column",
     }
     packages = ("seqeval",)
+    label_form = "a list of tags of the training file, for a list of words"
+    remedy = "Check the file, or name another --tokens_column or --tags_column."
     file_ending = "jsonl"
     file_header = ()
 
@@ -941,22 +944,17 @@ class TokenClassification(_WithClasses):
             remedy=remedy,
         )
 
-    def _words(self, examples: ExampleSet, row: ExampleRow) -> tuple[str, ...]:
+    def _words(self, row: ExampleRow) -> tuple[str, ...]:
         words = _read_list(row.values[row.columns.text])
         if not isinstance(words, list):
-            raise UserError(
-                f"{row.columns.text} of {examples.source} must be a list of "
-                "words",
-                received=f"{row.text!r:.80} in {row.where}",
-                remedy="Name another --tokens_column.",
-            )
+            raise ValueError(f"{row.columns.text} are {row.text!r:.80}")
         return tuple(map(_text, words))
 
     def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
         if fault := super().label_fault(examples, row):
             return fault
         num_tags = len(self.class_names(examples, row))
-        num_words = len(self._words(examples, row))
+        num_words = len(self._words(row))
         if num_tags == num_words:
             return ""
         return f"{num_tags} tags for {num_words} words"
@@ -964,7 +962,7 @@ class TokenClassification(_WithClasses):
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
     ) -> Example:
-        return TokenExample(row.id, self._words(examples, row), label)
+        return TokenExample(row.id, self._words(row), label)
 
     def texts(self, example: TokenExample) -> tuple[str, ...]:
         return (" ".join(example.words),)
@@ -1086,7 +1084,10 @@ class QuestionAnswering(Kind):
         "label": "answer_column",
         "answer_start": "answer_start_column",
     }
-    label_form = "a text, with a number as answer_start"
+    label_form = (
+        "a text, with a number as answer_start, and true, false, 1 or 0 as "
+        "is_impossible, if there is such a column"
+    )
 
     def layout(self, source: str) -> str:
         return "squad" if source.endswith(".json") else "table"
@@ -1100,7 +1101,8 @@ class QuestionAnswering(Kind):
 
     def parse_label(
         self, examples: ExampleSet, row: ExampleRow
-    ) -> tuple[Answer, ...]:
+    ) -> tuple[tuple[Answer, ...], bool]:
+        """The answers, and whether the document has none."""
         value = row.label
         text = _text(value)
         if isinstance(value, dict):  # Hugging Face
@@ -1112,18 +1114,24 @@ class QuestionAnswering(Kind):
             texts = [text] if text else []
             starts = [row.values.get(row.columns.answer_start, "")] * len(texts)
         pairs = zip(texts, map(int, starts), strict=True)
-        return tuple(Answer(*pair) for pair in pairs)
+        answers = tuple(Answer(*pair) for pair in pairs)
+        # A question without an answer may be unmarked.
+        mark = row.values.get("is_impossible", not answers)
+        is_impossible = _TRUTH_VALUES[_text(mark).strip().lower()]
+        if is_impossible and not self.may_be_unanswerable(examples.task):
+            raise UserError(
+                f"every question of {examples.source} must have an answer",
+                received=f"none in {row.raw_id}",
+                remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
+            )
+        return answers, is_impossible
 
     def make_example(
         self, examples: ExampleSet, row: ExampleRow, label: Any
     ) -> Example:
-        return Question(
-            row.raw_id,
-            row.text_pair or "",
-            row.text,
-            label or (),
-            examples.has_labels and self._is_impossible(examples, row, label),
-        )
+        answers, is_impossible = label or ((), False)
+        question = row.text_pair or ""
+        return Question(row.raw_id, question, row.text, answers, is_impossible)
 
     def texts(self, example: Question) -> tuple[str, ...]:
         return example.question, example.document
@@ -1134,26 +1142,6 @@ class QuestionAnswering(Kind):
             return "no answer, though the question is not marked as impossible"
         problem = super().find_problem(examples, example)
         return problem or find_fault(example)
-
-    def _is_impossible(
-        self, examples: ExampleSet, row: ExampleRow, answers: Any
-    ) -> bool:
-        """Whether a question is marked as impossible or, unmarked, bare."""
-        value = row.values.get("is_impossible", not answers)
-        truth = _TRUTH_VALUES.get(_text(value).strip().lower())
-        if truth is None:
-            raise UserError(
-                f"is_impossible of {examples.source} must be true, false, 1 or "
-                "0",
-                received=f"{value!r} in {row.where}",
-            )
-        if truth and not self.may_be_unanswerable(examples.task):
-            raise UserError(
-                f"every question of {examples.source} must have an answer",
-                received=f"none in {row.raw_id}",
-                remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
-            )
-        return truth
 
     def check(self, examples: ExampleSet) -> None:
         """Answers are stored and scored by id."""

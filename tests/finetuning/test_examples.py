@@ -238,6 +238,14 @@ def test_what_a_class_is(case, tmp_path):
     assert read_file("classification", path).examples == found.examples
 
 
+def test_a_class_of_several_may_be_minus_one(tmp_path):
+    rows = [f'a,"{cell}"' for cell in ("-1", "0", "1", "-1,1")]
+    path = write(tmp_path, "t.csv", "text,label", *rows)
+    found = read_file("classification", path, labels_are_lists=True)
+    assert not found.bad
+    assert names_of_labels(found) == [["-1"], ["0"], ["1"], ["-1", "1"]]
+
+
 def test_similar_classes_are_warned_of(tmp_path, caplog):
     cells = ["Pos", "pos", "1", "1.0", "True", "x", "x\u200b", "é", "e\u0301"]
     path = write(tmp_path, "t.csv", "text,label", *(f"a,{c}" for c in cells))
@@ -276,7 +284,7 @@ def test_choices_are_columns_or_a_list(tmp_path):
     assert [example.label for example in found.examples] == [1, 1, 0, 1]
     # One choice would always be right.
     path = write(tmp_path, "t.csv", "text,question,x,label", "p,q,c,0")
-    with pytest.raises(UserError, match=r"must have 2 choices.*1 choices"):
+    with pytest.raises(UserError, match="1 choices instead of 2"):
         read_file("multiple_choice", path, choice_columns=("x",))
 
 
@@ -485,7 +493,11 @@ REFUSED = [
     (*CHOICE_ROW, "a,b,c,d,AB", "or a letter from A.*'AB'"),
     (*SPAN_ROW, "a,who?,a,second,0", "answer of .*, with a number as.*second"),
     *(
-        (*SPAN_ROW, f"a,who?,a,0,{value}", f"1 or 0. Received: '{value}' in li")
+        (
+            *SPAN_ROW,
+            f"a,who?,a,0,{value}",
+            f"is_impossible, .*line 2: '{value}'",
+        )
         for value in ("no", "", "2")
     ),
     ("classification", "t.csv", "text,label", "a,1", "b,1", "two classes"),
@@ -523,8 +535,11 @@ REFUSED = [
     *(
         ("token_classification", "t.jsonl", row, message)
         for row, message in (
-            ('{"tokens": "EU", "tags": ["O"]}', "tokens of .* a list of words"),
-            ('{"tokens": ["EU"], "tags": "O"}', "tags of .* a list of names"),
+            (
+                '{"tokens": "EU", "tags": ["O"]}',
+                "list of words.*tokens are 'EU'",
+            ),
+            ('{"tokens": ["EU"], "tags": "O"}', "tags of .* a list of tags"),
             ('{"tokens": ["EU"], "tags": [3]}', "kind of spans.*Received: 3"),
             (
                 '{"tokens": ["EU", "is"], "tags": ["O"]}',
@@ -574,9 +589,14 @@ REFUSED = [
         "race",
         "1.txt",
         race(options=[["a"] * 3] * 2),
-        "4 choi.*: 3 choices.*, in high1.txt-0",
+        "in high1.txt-0: 3 choices instead of 4",
     ),
-    ("race", "1.txt", race(answers=["A", "E"]), "choice 4, .*, in high1.txt-1"),
+    (
+        "race",
+        "1.txt",
+        race(answers=["A", "E"]),
+        "in high1.txt-1: there is no choice 4",
+    ),
     (
         "race",
         "1.txt",

@@ -439,7 +439,7 @@ def test_a_converted_run_takes_the_number_of_choices_from_the_data(
 
     # A run that is trained here knows it.
     write_settings(run_dir, config, num_choices=2)
-    with pytest.raises(UserError, match=r"must have 2 choices.*Received: 3"):
+    with pytest.raises(UserError, match="3 choices instead of 2"):
         run(config.replace(mode="eval"))
 
 
