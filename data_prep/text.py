@@ -384,18 +384,14 @@ class TextFile:
 
         blocks = read_blocks(self.name, on_stored)
         head = next(blocks, b"").removeprefix(_BOM)
-        form = self._find_format(head, reading.config)
-        if form == "parquet" and not reading.config.reads_labels:
+        form = "jsonl"  # of labelled text
+        if not reading.config.reads_labels:
+            form = self._find_format(head, reading.config)
+        if form == "parquet":
             yield from self._read_parquet(self.num_bytes - num_read, reading)
             return
         blocks = itertools.chain([head], blocks)
         width = 0
-        if reading.config.reads_labels and form != "jsonl":
-            raise UserError(
-                f"{self.name} must be JSON lines, as label_vocab_size needs "
-                "`units` and `words`",
-                received=form,
-            )
         if form == "text":
             start = head[:JUDGED_CHARACTERS].decode(errors="replace")
             width = find_width(start)
@@ -558,8 +554,8 @@ def _labelled_lines(
         received = f"the unit {wrong[0]!r}"
     if received:
         raise UserError(
-            f"{where} must have two lists of strings of equal length: `units`, "
-            "without white space and not empty, and `words`",
+            f"{where} must be JSON with two lists of strings of equal length: "
+            "`units`, without white space and not empty, and `words`",
             received=received,
         )
     for begin in range(0, len(units), _UNITS_OF_LINE):

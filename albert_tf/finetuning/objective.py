@@ -28,7 +28,7 @@ from albert_tf.io.files import (
     write_json,
 )
 from albert_tf.modeling.models import AlbertForTask
-from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.features import TOKENIZER_FILE, check_values_match
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.directory import (
     RECORDS_METADATA_FILE,
@@ -108,13 +108,13 @@ def find_base_model(config: FinetuningConfig) -> BaseModel:
             remedy="Give a pretrained model, or set --from_scratch.",
         )
     tokenizer = Tokenizer(vocabulary, lower_cases)
-    if tokenizer.vocab_size != model.vocab_size:
-        raise UserError(
-            f"{vocabulary} must be the vocabulary of the model",
-            received=f"{tokenizer.vocab_size} pieces, and a model with "
-            f"{model.vocab_size}",
-            remedy="Choose another --init_vocabulary.",
-        )
+    check_values_match(
+        vocabulary,
+        {"vocab_size": tokenizer.vocab_size},
+        {"vocab_size": model.vocab_size},
+        other="the model",
+        remedy="Choose another --init_vocabulary.",
+    )
     if weights and config.data.max_seq_length > weights.max_seq_length:
         logging.warning(
             "%s was trained on %d tokens: fine-tuning on max_seq_length=%d "

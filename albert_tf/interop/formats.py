@@ -27,7 +27,7 @@ from albert_tf.modeling.models import (
     AlbertForTask,
     AlbertPretrainer,
 )
-from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.features import TOKENIZER_FILE, check_values_match
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
@@ -140,15 +140,13 @@ def read_weights(path: str) -> ModelWeights:
     }[find_format(path)]
     weights = read(path)
     if weights.vocabulary:
-        num_pieces = Tokenizer(weights.vocabulary).vocab_size
-        if num_pieces != weights.config.vocab_size:
-            raise UserError(
-                f"the vocabulary of {path} must have as many pieces as its "
-                "architecture's vocab_size",
-                received=f"{num_pieces} pieces in "
-                f"{posixpath.basename(weights.vocabulary)}, and "
-                f"{weights.config.vocab_size}",
-            )
+        check_values_match(
+            weights.vocabulary,
+            {"vocab_size": Tokenizer(weights.vocabulary).vocab_size},
+            {"vocab_size": weights.config.vocab_size},
+            other=f"the architecture in {path}",
+            remedy="Copy the vocabulary of the model there.",
+        )
     return weights
 
 

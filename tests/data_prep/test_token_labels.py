@@ -89,5 +89,5 @@ def test_labels_need_json_and_a_vocabulary_with_a_space(tmp_path):
             tmp_path, spm_model_file="tests/testdata/30k-clean.model"
         )
     (tmp_path / "text.txt").write_text("ðə\n")
-    with pytest.raises(UserError, match="must be JSON lines"):
+    with pytest.raises(UserError, match="must be JSON with two"):
         labelled_text.build(tmp_path, input_file=(str(tmp_path / "text.txt"),))

@@ -93,7 +93,7 @@ def sources(tmp_path_factory, source, google_albert_dir):
 
 
 UNSAFE = "cannot run code.*Received: .*{}.*save_pretrained"
-VOCABULARY = r"30000 pieces in 30k-clean\.model, and 11"
+VOCABULARY = r"30k-clean\.model must agree .*vocab_size 30000 and 11"
 
 
 @pytest.mark.parametrize(
