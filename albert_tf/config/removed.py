@@ -3,6 +3,7 @@
 # The end of the sentence "--NAME was removed: ...", one line a flag, sorted.
 REMOVED: dict[str, str] = {
     "accelerator": "first_model finds the device",
+    "answer_column": "--label_column names the column of answers, too",
     "compare": "the table of a sweep has means and deviations",
     "data_file": "run_finetuning --mode=eval scores a model on --dev_file",
     "data_schedule": "train a second run, with --init_checkpoint of the first",
@@ -26,12 +27,15 @@ REMOVED: dict[str, str] = {
     "predictions_file": "run_finetuning --mode=eval scores a model on "
     "--dev_file",
     "quality_filter": "filter the text before the build, see docs/data.md",
+    "question_column": "--text_pair_column names the column of questions, too",
     "rollback_learning_rate_scale": "start another run with a lower "
     "--learning_rate and --init_checkpoint",
     "server": "ask TensorFlow Serving with curl, as docs/serving.md shows",
+    "tags_column": "--label_column names the column of tags, too",
     "temperature": "sentence-transformers trains embeddings, see "
     "docs/finetuning.md",
     "tfds_data_dir": "set the environment variable TFDS_DATA_DIR",
+    "tokens_column": "--text_column names the column of words, too",
     "tpu_name": "slices of several hosts train with --runtime=pjrt "
     "--strategy=multi_worker on each host",
     "tracker": "docs/runs.md has the lines for wandb and MLflow",

@@ -145,20 +145,30 @@ class TaskConfig(Config):
         affects="model",
     )
     text_column: str = setting(
-        "text",
-        "Column of the text or, for multiple_choice and question_answering, of "
-        "the passage or document.",
+        "",
+        "Column of the text, e.g. text; for multiple_choice and "
+        "question_answering, of the passage or document; for "
+        "token_classification, of the list of words of JSON lines or, in a "
+        "file of words and tags, its number, from 1. Empty: tokens for "
+        "token_classification, else text.",
     )
     text_pair_column: str = setting(
         "",
         "Column of the second text of a pair, for classification and "
-        "regression. Empty: single texts.",
+        "regression, where empty stands for single texts; for multiple_choice "
+        "and question_answering, of the question, where it stands for "
+        "question.",
     )
     label_column: str = setting(
-        "label",
+        "",
         "Column of the label: for classification, the name of a class; for "
         "regression, a number; for multiple_choice, the right choice as a "
-        "number from 0 or a letter from A.",
+        "number from 0 or a letter from A; for question_answering, the text of "
+        "the answer, which is empty if there is none; for "
+        "token_classification, a list with O, or B- or I- and the name of a "
+        "kind of spans, e.g. B-PER, for each word or, in a file of words and "
+        "tags, its number, from 1. Empty: answer for question_answering, tags "
+        "for token_classification, else label.",
     )
     labels_are_lists: bool = setting(
         False,
@@ -166,36 +176,16 @@ class TaskConfig(Config):
         "are lists of names; in a table, separated by commas.",
         affects="model",
     )
-    tokens_column: str = setting(
-        "tokens",
-        "Column of the list of words of JSON lines, for token_classification; "
-        "or, in a file of words and tags, its number, from 1.",
-    )
-    tags_column: str = setting(
-        "tags",
-        "Column of the list of tags of JSON lines, for token_classification: "
-        "for each word O, or B- or I- and the name of a kind of spans, e.g. "
-        "B-PER; or, in a file of words and tags, its number, from 1.",
-    )
     id_column: str = setting(
         "",
         "Column that identifies an example in predictions and messages. "
         "Empty: examples are numbered from 0.",
-    )
-    question_column: str = setting(
-        "question",
-        "Column of the question, for multiple_choice and question_answering.",
     )
     choice_columns: tuple[str, ...] = setting(
         (),
         "Columns of the choices, comma-separated, for multiple_choice, e.g. "
         "answer0,answer1,answer2,answer3. A single column of JSON lines may "
         "contain the list of the choices.",
-    )
-    answer_column: str = setting(
-        "answer",
-        "Column of the answer's text, for question_answering. The text is "
-        "empty if the document does not answer the question.",
     )
     answer_start_column: str = setting(
         "answer_start",

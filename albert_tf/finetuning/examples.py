@@ -16,7 +16,7 @@ Rows without a label are left out and listed.
 A file of words and tags has a word and its tag in each line, as in CoNLL; an
 empty line ends a text. Tabs or, in a line without tabs, blanks separate its
 columns. The tag is the last one, and the word the first one that has more than
-numbers, unless --tokens_column and --tags_column are numbers of columns.
+numbers, unless --text_column and --label_column are numbers of columns.
 """
 
 import collections
@@ -51,7 +51,7 @@ from albert_tf.io.tables import Row
 _SQUAD_FORMAT = (
     'SQuAD has {"data": [{"paragraphs": [{"context", "qas": [{"id", "question",'
     ' "answers": [{"text", "answer_start"}]}]}]}]}. Other layouts can be JSON '
-    "lines (.jsonl) with --text_column, --question_column and --answer_column."
+    "lines (.jsonl) with --text_column, --text_pair_column and --label_column."
 )
 
 # A file with a larger fraction of malformed rows has another layout.
@@ -341,7 +341,7 @@ def _find_columns(
         raise UserError(
             f"{path} must have one column of tags",
             received=f"the columns {', '.join(numbers)}",
-            remedy=f"Choose one, e.g. --tags_column={numbers[0]}.",
+            remedy=f"Choose one, e.g. --label_column={numbers[0]}.",
         )
     return word, tag
 

@@ -264,7 +264,7 @@ class Kind:
     Attributes:
         name: One of `config.task.KINDS`.
         score_names: The most important one first.
-        columns: The settings that name the columns of your own files.
+        columns: The columns of your own files, unless settings name others.
         needs: The settings that a task of your own must have.
         packages: Optional packages that the scores need.
         label_form: What a label must be.
@@ -276,11 +276,7 @@ class Kind:
 
     name: str
     score_names: tuple[str, ...] = ("accuracy",)
-    columns: Mapping[str, str] = {
-        "text": "text_column",
-        "text_pair": "text_pair_column",
-        "label": "label_column",
-    }
+    columns = Columns("text")
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     label_form: str
@@ -824,11 +820,7 @@ class MultipleChoice(Kind):
     """The best of several answers to a question about a passage."""
 
     name = config_task.MULTIPLE_CHOICE
-    columns: Mapping[str, str] = {
-        **Kind.columns,
-        "text_pair": "question_column",
-        "choices": "choice_columns",
-    }
+    columns = Columns("text", "question")
     needs = ("choice_columns",)
     label_form = "the number of a choice from 0, or a letter from A"
 
@@ -886,13 +878,10 @@ class TokenClassification(_WithClasses):
 
     name = config_task.TOKEN_CLASSIFICATION
     score_names = ("f1", "precision", "recall", "accuracy")
-    columns: Mapping[str, str] = {
-        "text": "tokens_column",
-        "label": "tags_column",
-    }
+    columns = Columns("tokens", label="tags")
     packages = ("seqeval",)
     label_form = "a list of tags of the training file, for a list of words"
-    remedy = "Check the file, or name another --tokens_column or --tags_column."
+    remedy = "Check the file, or name another --text_column or --label_column."
     file_ending = "jsonl"
     file_header = ()
 
@@ -929,7 +918,7 @@ class TokenClassification(_WithClasses):
             return
         remedy = (
             "Write e.g. B-PER for the first and I-PER for each further word of "
-            "a span, or name another --tags_column."
+            "a span, or name another --label_column."
         )
         if all(map(str.isdigit, wrong)):
             remedy = (
@@ -1078,12 +1067,7 @@ class QuestionAnswering(Kind):
 
     name = config_task.QUESTION_ANSWERING
     score_names = ("f1", "exact")
-    columns: Mapping[str, str] = {
-        **Kind.columns,
-        "text_pair": "question_column",
-        "label": "answer_column",
-        "answer_start": "answer_start_column",
-    }
+    columns = Columns("text", "question", "answer")
     label_form = (
         "a text, with a number as answer_start, and true, false, 1 or 0 as "
         "is_impossible, if there is such a column"
@@ -1274,10 +1258,14 @@ def find_task(config: TaskConfig) -> Task:
     config.require(*kind.needs)
     for package in kind.packages:
         importlib.import_module(package)  # fails before the training, not after
-    named = {
-        column: getattr(config, setting)
-        for column, setting in kind.columns.items()
-    }
-    columns = Columns(**named, id=config.id_column)
+    usual = kind.columns
+    columns = Columns(
+        text=config.text_column or usual.text,
+        text_pair=config.text_pair_column or usual.text_pair,
+        label=config.label_column or usual.label,
+        id=config.id_column,
+        choices=config.choice_columns,
+        answer_start=config.answer_start_column,
+    )
     splits = {split: Split(columns) for split in FILES}
     return Task(name, kind.name, splits=splits, metrics=kind.score_names)

@@ -47,8 +47,7 @@ UNSEEN = {
         "test_file data_dir"
     ),
     "for other kinds of tasks: finetuning/test_run.py": (
-        "tokens_column tags_column question_column choice_columns "
-        "answer_column answer_start_column doc_stride max_query_length "
+        "choice_columns answer_start_column doc_stride max_query_length "
         "max_qa_length max_answer_length n_best_size null_threshold"
     ),
 }

@@ -331,7 +331,7 @@ def test_words_and_tags_are_columns_or_lists(tmp_path, caplog):
         for _, words, tags in expected
     ]
     path = write(tmp_path, "t.jsonl", *rows)
-    columns = {"tokens_column": "words", "tags_column": "ner"}
+    columns = {"text_column": "words", "label_column": "ner"}
     found = read_file("token_classification", path, **columns)
     assert found.examples == expected
     # Without tags, it is a test set.
@@ -350,11 +350,11 @@ COLUMNS = {
     "chunks": (["Bad B-NP B-L", "Ischl I-NP I-L", "lies O O", ""], {}),
     "nested": (
         ["1 Bad B-L B-L", "2 Ischl I-L O", "3 lies O O", ""],
-        {"tags_column": "3"},
+        {"label_column": "3"},
     ),
     "tags first": (
         ["B-L Bad", "I-L Ischl", "O lies", ""],
-        {"tokens_column": "2", "tags_column": "1"},
+        {"text_column": "2", "label_column": "1"},
     ),
     "a malformed text": (
         ["Bad x B-L", "Ischl x I-L", "lies x O", *["", "a x O"] * 20, "", "a"],
@@ -526,7 +526,7 @@ REFUSED = [
         for *rows, message in (
             ("EU NNP", "or I- and the name of a kind of spans.*: NNP. Write"),
             ("EU 3", "is 0", "Received: 0; 3. Numbers are indices of names"),
-            ("EU B-A B-B", "is O B-A", "columns 2, 3.*--tags_column=2"),
+            ("EU B-A B-B", "is O B-A", "columns 2, 3.*--label_column=2"),
             ("EU\tO", "\tB-A", "line 1: an empty word"),
             ("EU B-ORG", "is O", "", "a", "b O", "lines of {1, 2} columns"),
             ("EU", "is", "line 1: no tags"),
@@ -870,7 +870,7 @@ def test_splits_of_tensorflow_datasets_are_read_as_files_are(
     )
     (question,) = read_file(
         *("question_answering", "tfds:squad_like:train"),
-        **{"text_column": "context", "answer_column": "answers"},
+        **{"text_column": "context", "label_column": "answers"},
         id_column="id",
     ).examples
     assert (question.id, question.answers) == ("q", (Answer("red", 6),))
