@@ -28,6 +28,8 @@ from albert_tf.config import ExportConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io import shipped
 
+_MAX_TEXTS = 100  # of `text_file`
+
 
 def main(config: ExportConfig) -> None:
     """Exports the run that the flags name."""
@@ -55,7 +57,7 @@ def read_texts(config: ExportConfig) -> list[str]:
         raise UserError(
             "text_file must contain text", received=config.text_file
         )
-    return texts[: config.max_texts]
+    return texts[:_MAX_TEXTS]
 
 
 if __name__ == "__main__":

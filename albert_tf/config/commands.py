@@ -7,8 +7,6 @@ import math
 from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
-# What --quantize takes.
-
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig(Config):
@@ -28,11 +26,6 @@ class ConvertConfig(Config):
         "and used as --init_checkpoint. hugging_face: a Hugging Face folder. "
         "auto: hugging_face if --from is a run, and run otherwise.",
         choices=("auto", "run", "hugging_face"),
-    )
-    licence: str = setting(
-        "",
-        "Licence of the weights for the model card of a Hugging Face folder, "
-        "as an identifier of Hugging Face, e.g. apache-2.0.",
     )
 
 
@@ -72,11 +65,8 @@ class ExportConfig(Config):
     text_file: str = setting(
         "",
         "For --format=litert and --precision: real text, on which the model "
-        "is verified, with one text in each line, local or gs://, "
-        "e.g. held_out.txt.",
-    )
-    max_texts: int = setting(
-        100, "Number of texts to read of --text_file.", at_least=1
+        "is verified, with one text in each of the first hundred lines, local "
+        "or gs://, e.g. held_out.txt.",
     )
     fixed_length: bool = setting(
         False,

@@ -15,8 +15,10 @@ REMOVED: dict[str, str] = {
     "fuse_on_cpu": "--jit_compile is for CPUs, too",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
     "libtpu_init_args": "set the environment variable LIBTPU_INIT_ARGS",
+    "licence": "write the licence of the weights into README.md of the folder",
     "max_rollbacks": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",
+    "max_texts": "exports are verified on the first hundred lines",
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
     "muon_rest": "AdamW updates the weights that Muon does not",
     "near_duplicates": "filter the text before the build, see docs/data.md",

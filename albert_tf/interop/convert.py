@@ -64,7 +64,7 @@ def convert(config: ConvertConfig) -> None:
             write_run(weights, partial, target)
         else:
             hugging_face.write(weights, partial)
-            card = make_model_card(weights, config.licence)
+            card = make_model_card(weights)
             write_bytes(posixpath.join(partial, "README.md"), card.encode())
     logging.info("wrote %s (%s)", target, target_format)
 
@@ -116,7 +116,7 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
 # --- The model card -----------------------------------------------------------
 
 
-def make_model_card(weights: ModelWeights, licence: str = "") -> str:
+def make_model_card(weights: ModelWeights) -> str:
     """The Hub's metadata, and a sentence about the model."""
     head, pipeline = weights.head, "fill-mask"
     objective = weights.sentence_objective
@@ -125,7 +125,7 @@ def make_model_card(weights: ModelWeights, licence: str = "") -> str:
         what = f"fine-tuned for {head.kind.replace('_', ' ')}"
         pipeline = hugging_face.TASKS[head.kind].pipeline
     return f"""---
-license: {licence or "unknown"}
+license: unknown
 library_name: transformers
 pipeline_tag: {pipeline}
 tags: [albert, albert_tf]
