@@ -44,7 +44,7 @@ def main(config: ExportConfig) -> None:
         return
     from albert_tf.serving.export import export
 
-    export(config, read_texts(config) if config.text_file else [])
+    export(config)
 
 
 def read_texts(config: ExportConfig) -> list[str]:

@@ -64,9 +64,9 @@ class ExportConfig(Config):
     )
     text_file: str = setting(
         "",
-        "For --format=litert and --precision: real text, on which the model "
-        "is verified, with one text in each of the first hundred lines, local "
-        "or gs://, e.g. held_out.txt.",
+        "For --format=litert: real text, on which the model is verified, with "
+        "one text in each of the first hundred lines, local or gs://, e.g. "
+        "held_out.txt.",
     )
     fixed_length: bool = setting(
         False,
@@ -108,18 +108,15 @@ class ExportConfig(Config):
     precision: str = setting(
         "",
         "Number format of the encoder of a SavedModel for CPUs, which has "
-        "constant weights; it is verified on --text_file. Empty: the precision "
-        "and the graph of training.",
+        "constant weights. Empty: the precision and the graph of training.",
         choices=("", "float32", "mixed_bfloat16"),
     )
 
     def check(self) -> None:
-        is_litert = self.format == "litert"
-        if (self.precision or is_litert) and not self.text_file:
-            reader = "--format=litert" if is_litert else "precision"
+        if self.format == "litert" and not self.text_file:
             raise UserError(
-                f"text_file must name real text for {reader}, to verify each "
-                "model on it",
+                "text_file must name real text for --format=litert, to verify "
+                "the model on it",
                 received="none",
                 remedy="Give some hundred lines like the texts to come, e.g. "
                 "--text_file=my/held_out.txt.",

@@ -7,7 +7,6 @@ file holds the graph of the model once.
 import functools
 import math
 import posixpath
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -57,44 +56,31 @@ from albert_tf.serving.kinds import (
     strings,
 )
 from albert_tf.serving.text_tokenizer import TextTokenizer, pack
-from albert_tf.serving.verification import (
-    compare,
-    make_samples,
-    run_all,
-)
-
-_VERIFIED_BATCH = 8  # texts of different lengths, so that there is padding
 
 # With a "self_contained" vocabulary, SentencePiece alone makes the ids of raw
 # text; a "published" one needs `tokenization.Tokenizer`.
 _OF_VOCABULARY = ("vocabulary_kind", "do_lower_case", "vocabulary_sha256")
 
 
-def export(config: ExportConfig, texts: Sequence[str] = ()) -> None:
+def export(config: ExportConfig) -> None:
     """Exports a run; `export_dir` appears only when it is complete.
-
-    Args:
-        texts: Real text to verify a model with `precision` on.
 
     Raises:
         UserError: If the run, the checkpoint or its vocabulary does not exist
-            or does not fit, if `export_dir` exists, if text signatures are
-            requested and the vocabulary or tensorflow-text is missing, or if a
-            model with `precision` answers unlike that of float32.
+            or does not fit, if `export_dir` exists, or if text signatures are
+            requested and the vocabulary or tensorflow-text is missing.
     """
     export_dir = config.export_dir.rstrip("/")
     with new_directory(export_dir, "export_dir") as partial:
-        step = _export(config, partial, texts)
+        step = _export(config, partial)
     logging.info("exported step %d to %s", step, export_dir)
 
 
-def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
+def _export(config: ExportConfig, directory: str) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
-    if config.precision:  # compared with float32, on text that is tokenized
-        needed = config.replace(text_signatures=True)
-        loaded = load(needed, precision="float32", **depth(config))
-    else:
-        loaded = load(config, **depth(config))
+    # The weights of the encoder become constants of another precision.
+    changes = {"precision": "float32"} if config.precision else {}
+    loaded = load(config, **changes, **depth(config))
     model, run, tokenizer = loaded.model, loaded.run, loaded.tokenizer
     text_tokenizer = None
     # For question answering, the client tokenizes.
@@ -104,48 +90,24 @@ def _export(config: ExportConfig, directory: str, texts: Sequence[str]) -> int:
             loaded.vocabulary, tokenizer.do_lower_case
         )
 
-    def make() -> Signatures:
-        if isinstance(model, AlbertForTask):
-            assert isinstance(run, FinetuningConfig)
-            return serve_task(model, run, text_tokenizer)
-        length = run.data.max_seq_length
-        return serve_pretrained(model, config.top_k, length, text_tokenizer)
-
     module = tf.Module()
     # Only the variables: a Keras layer would be traced a second time.
     module.model_variables = model_variables(model)
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
-    if not config.precision:
-        tf.saved_model.save(module, directory, signatures=make())
-    else:
-        assert tokenizer is not None
+    if config.precision:
         predict.warn_of_slow_products(config.precision)
-        samples = make_samples(run, tokenizer, texts, _VERIFIED_BATCH)
-        is_masked = isinstance(model, AlbertPretrainer)
-        signature = "fill_mask" if is_masked else "serving_default"
-        plain = make()[signature]
-        expected = run_all(lambda **ids: plain(*ids.values()), samples)
         module.model_variables = make_constant(model, config.precision)
-        tf.saved_model.save(module, directory, signatures=make())
-        served = tf.saved_model.load(directory).signatures[signature]
-        found = run_all(
-            lambda **ids: served(**{k: tf.constant(v) for k, v in ids.items()}),
-            samples,
+        loaded.serving["precision"] = config.precision
+    if isinstance(model, AlbertForTask):
+        assert isinstance(run, FinetuningConfig)
+        signatures = serve_task(model, run, text_tokenizer)
+    else:
+        length = run.data.max_seq_length
+        signatures = serve_pretrained(
+            model, config.top_k, length, text_tokenizer
         )
-        compared = compare(
-            f"a model with {config.precision} products",
-            samples,
-            expected,
-            found,
-            is_exact=config.precision == "float32",
-            remedy="Export without precision, or with weights that are finite "
-            "and trained.",
-        )
-        loaded.serving.update(
-            precision=config.precision,
-            verified={"batches": len(samples), **compared._asdict()},
-        )
+    tf.saved_model.save(module, directory, signatures=signatures)
     write_assets(loaded, posixpath.join(directory, predict.ASSETS_DIR))
     return loaded.step
 

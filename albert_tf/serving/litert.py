@@ -6,6 +6,7 @@ LiteRT has. docs/edge.md shows how an application calls it.
 """
 
 import contextlib
+import math
 import posixpath
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +17,19 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import ExportConfig, TaskHeadConfig
+from albert_tf.config import (
+    ExportConfig,
+    FinetuningConfig,
+    PretrainingConfig,
+    TaskHeadConfig,
+)
+from albert_tf.errors import UserError
 from albert_tf.io.files import new_directory, write_bytes
 from albert_tf.modeling.heads import mean_of_tokens
 from albert_tf.modeling.models import AlbertForTask
+from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
+from albert_tf.records.questions import make_p_mask
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.serving import predict
 from albert_tf.serving.export import (
@@ -30,14 +40,20 @@ from albert_tf.serving.export import (
 )
 from albert_tf.serving.kinds import KINDS
 from albert_tf.serving.text_tokenizer import PackedTexts
-from albert_tf.serving.verification import (
-    Arrays,
-    compare,
-    make_samples,
-    run_all,
-)
 
 Program = Callable[..., Any]
+Arrays = dict[str, np.ndarray]
+
+_MASKED = 0.15  # of the tokens of a text, as in pretraining
+_MAX_MASKS = 8  # of a text; each has as many outputs as there are pieces
+
+# The largest difference of an output of exact numbers, relative to the largest
+# value. Of others, the smallest fraction of equal answers.
+_TOLERANCE = 1e-3
+_LEAST_AGREEMENT = 0.5
+
+# Outputs whose largest entry is an answer.
+_SCORES = ("log_probabilities", "probabilities", "start_logits", "end_logits")
 
 
 def export(config: ExportConfig, texts: Sequence[str]) -> None:
@@ -80,7 +96,10 @@ def _convert_and_verify(
 
     length = run.run.data.max_seq_length
     assert run.tokenizer is not None
-    samples = make_samples(run.run, run.tokenizer, texts)
+    samples = [
+        _make_sample(run.run, run.tokenizer, texts, number)
+        for number in range(len(texts))
+    ]
     fixed_length = length if config.fixed_length else None
     if fixed_length:
         lengths = dict.fromkeys((*PackedTexts._fields, "p_mask"), length)
@@ -89,18 +108,121 @@ def _convert_and_verify(
     expected = run_all(lambda **ids: program(*ids.values()), samples)
     content = _convert(run, fixed_length, config.quantize)
     runner = Interpreter(model_content=content).get_signature_runner()
-    compared = compare(
-        f"the model converted to {config.quantize}",
-        samples,
-        expected,
-        run_all(runner, samples),
-        is_exact=config.quantize == "none",
-        remedy="Choose --quantize=none, which is exact.",
+    compared = _compare(
+        samples, expected, run_all(runner, samples), config.quantize
     )
     logging.info(
         "%d bytes; on %d texts: %s", len(content), len(texts), compared
     )
     return content
+
+
+def _make_sample(
+    run: PretrainingConfig,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    number: int,
+) -> Arrays:
+    """The inputs of the model for a text: int32 arrays by name.
+
+    The choices of a text, or the second text of a pair, are the texts after it.
+    A text has masks for a pretrained model.
+    """
+    length = run.data.max_seq_length
+    if not isinstance(run, FinetuningConfig):
+        inputs = tokenizer.encode(texts[number], None, length)._asdict()
+        return _mask(inputs, np.random.default_rng(number))
+    head, kind = run.head, KINDS[run.head.kind]
+    choices = kind.choices(head)
+    (count,) = choices or (1,)
+    second: list[str] | None = None
+    if choices or kind.has_question or run.task.has_pairs:
+        following = range(number + 1, number + 1 + count)
+        second = [texts[index % len(texts)] for index in following]
+    first = [texts[number]] * count
+    inputs = tokenizer.encode(first, second, length)._asdict()
+    if choices:
+        inputs = {name: rows[np.newaxis] for name, rows in inputs.items()}
+    if head.is_beam:
+        inputs["p_mask"] = make_p_mask(inputs["segment_ids"])
+    return inputs
+
+
+def _mask(inputs: Arrays, rng: np.random.Generator) -> Arrays:
+    """Masks tokens of a text."""
+    ids = inputs["input_ids"][0]
+    ordinary = np.flatnonzero(~np.isin(ids, (PAD_ID, CLS_ID, SEP_ID)))
+    if not len(ordinary):
+        ordinary = np.array([0])
+    count = min(max(1, round(_MASKED * len(ordinary))), _MAX_MASKS)
+    positions = np.sort(rng.choice(ordinary, count, replace=False))
+    ids[positions] = MASK_ID
+    return inputs | {"masked_lm_positions": np.array([positions], np.int32)}
+
+
+def run_all(
+    call: Callable[..., Any], samples: Sequence[Arrays]
+) -> list[Arrays]:
+    """The outputs of all samples."""
+    return [
+        {name: np.array(values) for name, values in call(**inputs).items()}
+        for inputs in samples
+    ]
+
+
+def _compare(
+    samples: Sequence[Arrays],
+    expected: Sequence[Arrays],
+    found: Sequence[Arrays],
+    quantize: str,
+) -> str:
+    """Compares outputs with those in TensorFlow, and refuses wrong ones.
+
+    Answers are classes, choices, tags, ends of spans, and best pieces of masks.
+    """
+    differences, equal, largest = [0.0], [], 1.0
+    for sample, one, other in zip(samples, expected, found, strict=True):
+        is_token = sample["input_mask"] > 0
+        for key in one:
+            values, others = one[key], other[key]
+            is_number = values.dtype.kind == "f"
+            if key in ("start_logits", "end_logits"):
+                values, others = (
+                    np.where(is_token, scores, -1e9)
+                    for scores in (values, others)
+                )
+            elif values.shape[:2] == is_token.shape:
+                values, others = values[is_token], others[is_token]
+            if is_number:
+                differences.append(np.abs(values - others).max())
+                largest = max(largest, np.abs(values).max())
+            if key in _SCORES and values.ndim > 1:
+                values, others = values.argmax(-1), others.argmax(-1)
+            elif is_number:
+                continue
+            elif values.ndim > 1:  # the best first
+                values, others = values[..., 0], others[..., 0]
+            equal += (values == others).ravel().tolist()
+    difference = float(np.max(differences))
+    agreement = float(np.mean(equal)) if equal else None
+    fault = ""
+    if not math.isfinite(difference):
+        fault = "NaN or infinity in its outputs"
+    elif quantize == "none" and difference > _TOLERANCE * largest:
+        fault = f"outputs that differ by {difference:.2g}"
+    elif agreement is not None and agreement < _LEAST_AGREEMENT:
+        fault = f"{agreement:.1%} equal answers"
+    if fault:
+        raise UserError(
+            f"the model converted to {quantize} must answer like the model in "
+            "TensorFlow",
+            received=fault,
+            remedy="Choose --quantize=none, which is exact.",
+        )
+    described = f"the largest difference is {difference:.2g}"
+    if agreement is None:
+        return described
+    return f"{described}; {agreement:.1%} of the answers are equal"
 
 
 def _pad(inputs: Arrays, lengths: Mapping[str, int]) -> Arrays:

@@ -7,12 +7,11 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import ExportConfig, ModelConfig
-from albert_tf.errors import UserError
 from albert_tf.modeling.models import AlbertPretrainer
-from albert_tf.serving import constant_weights, predict
+from albert_tf.serving import predict
 from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.export import export
-from tests.helpers.exports import SENTENCES, answer_as_served, write_task_run
+from tests.helpers.exports import answer_as_served, write_task_run
 
 pytestmark = pytest.mark.text
 
@@ -81,15 +80,8 @@ def test_constant_weights_give_the_same_outputs(name, precision, tolerance):
     assert not paths & variables.keys()
 
 
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "texts.txt"
-    path.write_text("\n".join([*SENTENCES, "", "a cat", *SENTENCES[1:]]))
-    return str(path)
-
-
 @pytest.mark.slow
-def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
+def test_text_signatures_answer_alike(run_dir, served, tmp_path):
     from albert_tf.export_saved_model import main
 
     config = ExportConfig(
@@ -97,7 +89,6 @@ def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
         export_dir=str(tmp_path / "export"),
         top_k=4,
         precision="float32",
-        text_file=text_file,
     )
     main(config)
     model = tf.saved_model.load(config.export_dir)
@@ -117,46 +108,40 @@ def test_text_signatures_answer_alike(run_dir, served, text_file, tmp_path):
     path = tmp_path / "export" / predict.ASSETS_DIR / predict.SERVING_FILE
     serving = json.loads(path.read_text())
     assert serving["precision"] == "float32"
-    assert serving["verified"]["batches"] == 1
-    assert serving["verified"]["equal_answers"] == 1
-    assert serving["verified"]["largest_difference"] < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["multiple_choice", "beam", "token_classification"]
 )
-def test_fine_tuned_models_are_verified(name, text_file, tmp_path):
+def test_fine_tuned_models_answer_alike(name, tmp_path):
     write_task_run(name, tmp_path / "run")
-    directory = tmp_path / "export"
-    config = ExportConfig(
-        run_dir=str(tmp_path / "run"),
-        export_dir=str(directory),
-        text_file=text_file,
-        precision="mixed_bfloat16",
+    answers = []
+    for precision in "", "mixed_bfloat16":
+        directory = str(tmp_path / f"export{precision}")
+        config = {"run_dir": str(tmp_path / "run"), "export_dir": directory}
+        export(ExportConfig(**config, precision=precision))
+        model = tf.saved_model.load(directory).signatures["serving_default"]
+        specs = model.structured_input_signature[1]
+        rng = np.random.default_rng(0)
+        inputs = {
+            name: tf.constant(
+                rng.integers(0, high, [2, *specs[name].shape[1:-1], 9]),
+                tf.int32,
+            )
+            for name, high in (
+                ("input_ids", 30),
+                *(("input_mask", 2), ("segment_ids", 2), ("p_mask", 2)),
+            )
+            if name in specs
+        }
+        answers.append(model(**inputs))
+    plain, constant = answers
+    numbers = [n for n, v in plain.items() if v.dtype == tf.float32]
+    difference = max(
+        np.abs(plain[name] - constant[name]).max() for name in numbers
     )
-    export(config, SENTENCES)
-    path = directory / predict.ASSETS_DIR / predict.SERVING_FILE
-    verified = json.loads(path.read_text())["verified"]
-    assert 0 < verified["largest_difference"] < 1
-    assert verified["equal_answers"] > 0.5
-
-
-@pytest.mark.slow
-def test_a_model_that_answers_otherwise_is_not_written(
-    run_dir, text_file, tmp_path, monkeypatch
-):
-    config = {"run_dir": str(run_dir), "export_dir": str(tmp_path / "export")}
-    with pytest.raises(UserError, match="text_file must name real text for pr"):
-        ExportConfig(**config, precision="float32")
-    monkeypatch.setattr(constant_weights, "LAYER_NORM_EPSILON", float("nan"))
-    message = "float32 products must.*: NaN or infinity in"
-    with pytest.raises(UserError, match=message):
-        export(
-            ExportConfig(**config, precision="float32", text_file=text_file),
-            SENTENCES,
-        )
-    assert not [*tmp_path.iterdir()]
+    assert 0 < difference < 0.1
 
 
 def test_cpus_without_bfloat16_are_named(tmp_path, monkeypatch, caplog):
