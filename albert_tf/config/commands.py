@@ -56,12 +56,6 @@ class ExportConfig(Config):
         "the model runs.",
         choices=("none", "dynamic_int8"),
     )
-    num_layers: int = setting(
-        0,
-        "Number of layers to apply, for a model whose layers share all weights "
-        "in one group, e.g. 3. 0: as in training.",
-        at_least=0,
-    )
     text_file: str = setting(
         "",
         "For --format=litert: real text, on which the model is verified, with "

@@ -22,6 +22,7 @@ REMOVED: dict[str, str] = {
     "model_name": "ask TensorFlow Serving with curl, as docs/serving.md shows",
     "muon_rest": "AdamW updates the weights that Muon does not",
     "near_duplicates": "filter the text before the build, see docs/data.md",
+    "num_layers": "set num_hidden_layers in config.json of a copy of the run",
     "num_sentences": "ngram_baselines prints eight sentences",
     "on_divergence": "a run that diverges ends; start another one from it with "
     "--init_checkpoint",

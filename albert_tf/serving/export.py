@@ -35,7 +35,6 @@ from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
     RECORDS_METADATA_FILE,
-    load_config,
     load_run,
     load_tokenizer,
     null_threshold,
@@ -80,7 +79,7 @@ def _export(config: ExportConfig, directory: str) -> int:
     """Writes the SavedModel, and returns the step of its checkpoint."""
     # The weights of the encoder become constants of another precision.
     changes = {"precision": "float32"} if config.precision else {}
-    loaded = load(config, **changes, **depth(config))
+    loaded = load(config, **changes)
     model, run, tokenizer = loaded.model, loaded.run, loaded.tokenizer
     text_tokenizer = None
     # For question answering, the client tokenizes.
@@ -183,21 +182,6 @@ def write_assets(loaded: LoadedRun, directory: str) -> None:
     write_json(path(predict.SERVING_FILE), loaded.serving)
     if loaded.tokenizer:
         tf.io.gfile.copy(loaded.vocabulary, path(TOKENIZER_FILE))
-
-
-def depth(config: ExportConfig) -> dict[str, int]:
-    """The change of the architecture by `num_layers`; or none."""
-    if not config.num_layers:
-        return {}
-    model = load_config(config.run_dir).model
-    if model.parameter_sharing != "all" or model.num_hidden_groups > 1:
-        raise UserError(
-            "num_layers needs a model whose layers share all weights",
-            received=f"parameter_sharing={model.parameter_sharing} in "
-            f"{model.num_hidden_groups} groups",
-            remedy="Omit --num_layers.",
-        )
-    return {"num_hidden_layers": config.num_layers}
 
 
 def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:

@@ -34,7 +34,6 @@ from albert_tf.runs.checkpoints import model_variables
 from albert_tf.serving import predict
 from albert_tf.serving.export import (
     LoadedRun,
-    depth,
     load,
     write_assets,
 )
@@ -71,7 +70,7 @@ def export(config: ExportConfig, texts: Sequence[str]) -> None:
     config = config.replace(text_signatures=True)  # the tokenizer is needed
     export_dir = config.export_dir.rstrip("/")
     with new_directory(export_dir, "export_dir") as partial:
-        run = load(config, precision="float32", **depth(config))
+        run = load(config, precision="float32")
         if head := _head(run):
             run.serving["labels"] = list(head.labels)
         write_assets(run, partial)

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import shutil
 import sys
 
 import numpy as np
@@ -267,29 +266,6 @@ def test_the_step_can_be_chosen_and_no_export_is_replaced(run_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_layers_that_share_their_weights_are_applied_as_often_as_asked(
-    run_dir, served, tmp_path
-):
-    """As in a run that was trained with this number of layers."""
-    shallow = tmp_path / "run"
-    shutil.copytree(run_dir, shallow)
-    config = load_config(str(shallow)).replace(num_hidden_layers=1)
-    write_config(str(shallow), config)
-    outputs = []
-    for name, source, layers in ("a", run_dir, 1), ("b", shallow, 0):
-        where = {"run_dir": str(source), "export_dir": str(tmp_path / name)}
-        export(ExportConfig(**where, num_layers=layers, text_signatures=False))
-        model = tf.saved_model.load(str(tmp_path / name))
-        outputs.append(call(model, "encode", make_batch(2, 5)))
-    found, expected = (found["sequence_output"].numpy() for found in outputs)
-    np.testing.assert_array_equal(found, expected)
-    other = call(served, "encode", make_batch(2, 5))["sequence_output"]
-    assert np.abs(found - other).max() > 0.1
-    note = tmp_path / "a/assets.extra/albert_config.json"
-    assert json.loads(note.read_text())["num_hidden_layers"] == 1
-
-
-@pytest.mark.slow
 def test_signatures_follow_the_sentence_objective(exported):
     """A bfloat16 run answers in float32; its records have no metadata."""
     export_dir = exported("nsp")
@@ -456,13 +432,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, refused):
     weights.values["albert/pooler/bias"][1] = np.nan
     write_weights(weights, run, run)
     refused(r"step-0+ must be finite.*pooler/bias\. Choose", run_dir=run)
-
-
-def test_layers_with_weights_of_their_own_are_all_applied(tmp_path, refused):
-    config = dataclasses.replace(TINY, parameter_sharing="ffn")
-    run = str(tmp_path / "run")
-    write_weights(random_weights(config), run, run)
-    refused("share all weights.*=ffn in 2", run_dir=run, num_layers=2)
 
 
 def test_a_question_must_leave_room_for_its_context(tmp_path, refused):
