@@ -1,7 +1,7 @@
 """Finds the format of a model, reads it, and builds the model.
 
     run            RUN, RUN/best, RUN/checkpoints/step-00001000
-    published      google-research/albert: DIR/model.ckpt-best, DIR
+    google_albert  google-research/albert: DIR/model.ckpt-best, DIR
     hugging_face   a folder with config.json and model.safetensors
 
 Pickled files are refused, since they can run code when they are read.
@@ -43,7 +43,7 @@ from albert_tf.runs.directory import (
 )
 
 RUN = "run"
-GOOGLE_ALBERT = "published"  # as --to_format names it
+GOOGLE_ALBERT = "google_albert"
 HUGGING_FACE = "hugging_face"
 
 _REFUSED_SUFFIXES = (".bin", ".ckpt", ".h5", ".msgpack", ".pkl", ".pt", ".pth")

@@ -149,12 +149,12 @@ def models(source, tmp_path_factory):
     converted(source, directory / "hugging_face")
     return {
         "run": source,
-        "published": directory / "published",
+        "google_albert": directory / "published",
         "hugging_face": directory / "hugging_face",
     }
 
 
-@pytest.mark.parametrize("found", ["run", "published", "hugging_face"])
+@pytest.mark.parametrize("found", ["run", "google_albert", "hugging_face"])
 def test_each_format_gives_the_same_model_and_tokenizer(models, found):
     _, expected, _ = load_run(str(models["run"]))
     model, tokenizer = formats.load(str(models[found]))
