@@ -20,7 +20,6 @@ from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
 from albert_tf.config.settings import (
     Config,
     fields_with_types,
-    find_setting,
     flag_name,
     setting,
     settings_by_path,

@@ -27,12 +27,10 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from albert_tf.errors import UserError
 from albert_tf.io.artifact import flatten
-
-ValueT = TypeVar("ValueT")
 
 # Bound of a number -> what it must do, and whether it does.
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
@@ -311,28 +309,6 @@ class Config:
             return cls(**made)
         except UserError as error:
             raise UserError(f"{where}{error}") from None
-
-
-def parse_phases(
-    text: str, parse_value: Callable[[str], ValueT]
-) -> tuple[tuple[int, ValueT], ...]:
-    """Parses a schedule `STEP:VALUE,...`, with rising steps from 0.
-
-    Returns:
-        Pairs of first step and value; none of "".
-
-    Raises:
-        ValueError: If the schedule is malformed, or raised by `parse_value`.
-    """
-    phases: list[tuple[int, ValueT]] = []
-    for phase in text.split(",") if text else ():
-        step_text, separator, value = phase.partition(":")
-        step = int(step_text)
-        in_order = step > phases[-1][0] if phases else step == 0
-        if not (separator and in_order):
-            raise ValueError(f"not of the form STEP:VALUE,...: {text!r}")
-        phases.append((step, parse_value(value)))
-    return tuple(phases)
 
 
 def find_setting(config: Config, name: str) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 
 from albert_tf.config.data import SENTENCE_OBJECTIVES, DataConfig
 from albert_tf.config.model import ModelConfig
-from albert_tf.config.settings import Config, parse_phases, setting
+from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
 
@@ -352,8 +352,15 @@ class TrainingConfig(Config, affects="nothing"):
         Raises:
             UserError: If the schedule is malformed.
         """
+        texts = (
+            self.dropout_schedule.split(",") if self.dropout_schedule else ()
+        )
         try:
-            return parse_phases(self.dropout_schedule, _parse_dropout_rate)
+            phases = tuple(map(_parse_phase, texts))
+            steps = [step for step, _ in phases]
+            if steps and steps != sorted({0, *steps}):
+                raise ValueError("steps do not rise from 0")
+            return phases
         except ValueError:
             raise UserError(
                 "dropout_schedule must be STEP:RATE,... with rising steps from "
@@ -363,11 +370,11 @@ class TrainingConfig(Config, affects="nothing"):
             ) from None
 
 
-def _parse_dropout_rate(text: str) -> float:
-    rate = float(text)
-    if not 0 <= rate < 1:
+def _parse_phase(text: str) -> tuple[int, float]:
+    step, _, rate = text.partition(":")
+    if not 0 <= float(rate) < 1:
         raise ValueError(f"not from 0 to below 1: {rate}")
-    return rate
+    return int(step), float(rate)
 
 
 @dataclasses.dataclass(frozen=True)
