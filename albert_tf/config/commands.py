@@ -62,11 +62,6 @@ class ExportConfig(Config):
         "one text in each of the first hundred lines, local or gs://, e.g. "
         "held_out.txt.",
     )
-    fixed_length: bool = setting(
-        False,
-        "For --format=litert: take inputs of max_seq_length tokens only, "
-        "padded, as some accelerators of phones require.",
-    )
     checkpoint_step: int = setting(
         0,
         "Step of the checkpoint to export, in checkpoints/ or best/ of the "

@@ -12,6 +12,7 @@ REMOVED: dict[str, str] = {
     "eval_pairs_per_file": "measure checkpoints with albert-tf score",
     "eval_probe": "fit scikit-learn's LogisticRegression on albert_tf.embed",
     "evaluation": "evaluate a run with run_pretraining --mode=eval",
+    "fixed_length": "models of --format=litert take texts of any length",
     "fuse_on_cpu": "--jit_compile is for CPUs, too",
     "grams_per_kwh": "codecarbon measures the command (docs/runs.md)",
     "libtpu_init_args": "set the environment variable LIBTPU_INIT_ARGS",

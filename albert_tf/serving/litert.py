@@ -9,7 +9,7 @@ import contextlib
 import math
 import posixpath
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flatbuffers
@@ -93,19 +93,14 @@ def _convert_and_verify(
     """The converted model, which answers texts as the one in TensorFlow."""
     from ai_edge_litert.interpreter import Interpreter
 
-    length = run.run.data.max_seq_length
     assert run.tokenizer is not None
     samples = [
         _make_sample(run.run, run.tokenizer, texts, number)
         for number in range(len(texts))
     ]
-    fixed_length = length if config.fixed_length else None
-    if fixed_length:
-        lengths = dict.fromkeys((*PackedTexts._fields, "p_mask"), length)
-        samples = [_pad(inputs, lengths) for inputs in samples]
-    program = _make_program(run, fixed_length)
+    program = _make_program(run)
     expected = run_all(lambda **ids: program(*ids.values()), samples)
-    content = _convert(run, fixed_length, config.quantize)
+    content = _convert(run, config.quantize)
     runner = Interpreter(model_content=content).get_signature_runner()
     compared = _compare(
         samples, expected, run_all(runner, samples), config.quantize
@@ -224,31 +219,16 @@ def _compare(
     return f"{described}; {agreement:.1%} of the answers are equal"
 
 
-def _pad(inputs: Arrays, lengths: Mapping[str, int]) -> Arrays:
-    """Pads sequences with 0, and `p_mask` with 1: no answer has padding."""
-    padded = {}
-    for name, values in inputs.items():
-        missing = lengths.get(name, values.shape[-1]) - values.shape[-1]
-        edges = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
-        padding = int(name == "p_mask")
-        padded[name] = np.pad(values, edges, constant_values=padding)
-    return padded
-
-
 # --- conversion --------------------------------------------------------------
 
 
-def _make_program(run: LoadedRun, length: int | None) -> Program:
-    """The function that is converted: ids of one text, arrays.
-
-    Args:
-        length: Number of tokens of all texts; None for any number.
-    """
+def _make_program(run: LoadedRun) -> Program:
+    """The function that is converted: ids of one text, arrays."""
     head = _head(run)
     choices: tuple[int, ...] = ()
     if head:
         choices = KINDS[head.kind].choices(head)
-    shape = [1, *choices, length]
+    shape = [1, *choices, None]
     shapes = dict.fromkeys(PackedTexts._fields, shape)
     if not head:
         shapes["masked_lm_positions"] = [1, None]
@@ -346,8 +326,8 @@ def _not_folded(norm: Any) -> Program:
     return bounded
 
 
-def _convert(run: LoadedRun, length: int | None, quantize: str) -> bytes:
-    """The file of a model of LiteRT; `length` as in `_make_program`."""
+def _convert(run: LoadedRun, quantize: str) -> bytes:
+    """The file of a model of LiteRT."""
     module = tf.Module()
     module.model_variables = model_variables(run.model)
     with (
@@ -359,7 +339,7 @@ def _convert(run: LoadedRun, length: int | None, quantize: str) -> bytes:
         tf.saved_model.save(
             module,
             directory,
-            signatures=_make_program(run, length),
+            signatures=_make_program(run),
             options=tf.saved_model.SaveOptions(
                 experimental_custom_gradients=False
             ),
