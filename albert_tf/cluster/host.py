@@ -31,7 +31,7 @@ class Host:
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that logs and writes results."""
-        return self.runtime.process_index == 0
+        return self.runtime.cluster.process_index == 0
 
     @property
     def runtime(self) -> Runtime:
@@ -81,7 +81,7 @@ def connect(
         block.enter_context(workers.name_lost_workers(strategy))
         # A single process on a CPU or GPU waits for no one else, and its first
         # step may take any time.
-        runtime = runtime_of(strategy)
-        can_hang = runtime.device_type == "TPU" or runtime.num_processes > 1
+        cluster = runtime_of(strategy).cluster
+        can_hang = cluster.device_type == "TPU" or cluster.num_processes > 1
         watchdog = Watchdog(config.hang_timeout_s if can_hang else 0)
         yield Host(strategy, stop, watchdog)

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import dataclasses
 import errno
-import functools
 import os
 import pathlib
 import re
@@ -23,7 +22,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import devices, jax_private
-from albert_tf.cluster.runtime import ReplicaFunction, read_flag
+from albert_tf.cluster.runtime import Cluster, ReplicaFunction, read_flag
 from albert_tf.cluster.workers import TRY_S, end_with_lost_worker
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -35,7 +34,8 @@ TO_SAVE_MEMORY = (
 )
 
 _AXIS = "replicas"
-# How JAX's errors begin that the loss of a process may cause.
+# How JAX's errors begin that the loss of a process may cause. An error of Gloo
+# is UNKNOWN, and a ValueError.
 _LOSS = re.compile(
     "(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL|UNKNOWN|"
     "FAILED_PRECONDITION): "
@@ -192,52 +192,18 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
 
 class PjrtStrategy(tf.distribute.OneDeviceStrategy):
-    """All devices of JAX; variables are made on the host.
+    """The scope in which variables are made, on the host, and the batches.
 
-    A program copies the values of its variables to the devices, where they stay
-    and are updated. `read` returns them; after an assignment to a variable on
-    the host, `forget` makes the next program copy it again. `devices` are those
-    of all processes.
+    `devices` are those of all processes; `runtime` runs programs on them.
     """
 
     def __init__(self, devices: Iterable[Any], timeout_s: float = 0) -> None:
         super().__init__("/device:CPU:0")
-        import jax
-
-        self.devices = sorted(devices, key=lambda d: (d.process_index, d.id))
-        self.mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
-        self.on_all, self.by_rows = (
-            jax.sharding.NamedSharding(
-                self.mesh, jax.sharding.PartitionSpec(*axes)
-            )
-            for axes in ((), (_AXIS,))
-        )
-        self.local_devices = [
-            d for d in self.devices if d.process_index == jax.process_index()
-        ]
-        # By the id of a variable, which is much faster than by its `ref()`.
-        self._arrays: dict[int, Any] = {}
-        self._variables: dict[int, tf.Variable] = {}  # that must keep their ids
-        self.runtime = JaxRuntime(self, timeout_s)
+        self.runtime = JaxRuntime(devices, timeout_s)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        return len(self.devices)
-
-    @functools.cached_property
-    def num_processes(self) -> int:
-        """Number of processes of the run."""
-        return len({device.process_index for device in self.devices})
-
-    @property
-    def process_index(self) -> int:
-        """The number of this process."""
-        return self.local_devices[0].process_index
-
-    @property
-    def device_type(self) -> str:
-        """The type of all devices: "CPU", "GPU" or "TPU"."""
-        return self.devices[0].platform.upper()
+        return len(self.runtime.devices)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Any
@@ -246,9 +212,93 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
 
         They reach the devices while these compute the steps before.
         """
-        return _Batches(self, dataset_fn)
+        return _Batches(self.runtime, dataset_fn)
 
-    # Values on the devices.
+
+class JaxRuntime:
+    """All devices of JAX; see `runtime.Runtime`.
+
+    A program copies the values of its variables to the devices, where they stay
+    and are updated. `read` returns them; after `assign`, the next program
+    copies the value again.
+    """
+
+    def __init__(self, devices: Iterable[Any], timeout_s: float) -> None:
+        import jax
+
+        self.devices = sorted(devices, key=lambda d: (d.process_index, d.id))
+        self.local_devices = [
+            d for d in self.devices if d.process_index == jax.process_index()
+        ]
+        self.cluster = Cluster(
+            self.devices[0].platform.upper(),
+            tuple(map(str, self.local_devices)),
+            self.devices[0].device_kind,
+            len({device.process_index for device in self.devices}),
+            jax.process_index(),
+        )
+        self.mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
+        self.on_all, self.by_rows = (
+            jax.sharding.NamedSharding(
+                self.mesh, jax.sharding.PartitionSpec(*axes)
+            )
+            for axes in ((), (_AXIS,))
+        )
+        self._timeout_s = timeout_s
+        # By the id of a variable, which is much faster than by its `ref()`.
+        self._arrays: dict[int, Any] = {}
+        self._variables: dict[int, tf.Variable] = {}  # that must keep their ids
+
+    def compile(
+        self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
+    ) -> Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]:
+        program = Program(self, function)
+
+        def run(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            flag = read_flag(stop_flag).numpy()
+            flags = (flag,) if self.cluster.num_processes > 1 else ()
+            equal, rows = program(batch, *flags)
+            return {"stops": flag, **equal}, rows
+
+        return run
+
+    def read(self, variable: tf.Variable) -> np.ndarray:
+        array = self._arrays.get(id(variable))
+        return variable.numpy() if array is None else value_of(array)
+
+    def assign(self, variable: tf.Variable, value: Any) -> None:
+        variable.assign(value)
+        self._arrays.pop(id(variable), None)
+
+    def sum_over_replicas(self, values: list[float]) -> list[float]:
+        from jax.experimental import multihost_utils
+
+        # As bits, since JAX would round them to float32.
+        bits = np.array(values, np.float64).view(np.uint32)
+        gathered = multihost_utils.process_allgather(bits)
+        of_processes = np.asarray(gathered).reshape(-1, len(bits))
+        summed = of_processes.view(np.float64).sum(axis=0)
+        return (summed * len(self.local_devices)).tolist()
+
+    def is_lost(self, error: Exception) -> bool:
+        if self.cluster.num_processes > 1 and _LOSS.match(str(error)):
+            # If a process is lost, JAX finds it within this time, and
+            # `end_with_lost_worker` ends this process.
+            logging.warning(
+                "%s. Waiting for JAX to say which worker was lost, if any",
+                first_line(error),
+            )
+            time.sleep(self._timeout_s + 2 * TRY_S)
+        return False
+
+    def leave_at_exit(self, error: Exception) -> None:
+        if self.cluster.num_processes > 1:
+            # JAX would wait for the others, and then abort.
+            explained = faults.explain(error)
+            status = explained.exit_status if explained else 1
+            atexit.register(os._exit, status)
+
+    # For `Program` and `_Batches`.
 
     def arrays_of(self, variables: Iterable[tf.Variable]) -> list[Any]:
         """The values of variables on all devices; copies those that lack."""
@@ -273,16 +323,6 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
         for variable, array in zip(variables, arrays, strict=True):
             self._arrays[id(variable)] = array
 
-    def read(self, variable: tf.Variable) -> np.ndarray:
-        """The newest value of a variable; waits for the devices."""
-        array = self._arrays.get(id(variable))
-        return variable.numpy() if array is None else value_of(array)
-
-    def forget(self, variables: Iterable[tf.Variable]) -> None:
-        """Makes the values on the host the newest ones."""
-        for variable in variables:
-            self._arrays.pop(id(variable), None)
-
     def join_rows(self, parts: list[dict[str, np.ndarray]]) -> dict[str, Any]:
         """Arrays of the rows of all replicas, given those of this process."""
         import jax
@@ -290,125 +330,33 @@ class PjrtStrategy(tf.distribute.OneDeviceStrategy):
         rows = parts[0]
         if len(parts) > 1:
             rows = {n: np.concatenate([p[n] for p in parts]) for n in rows}
-        if self.num_processes == 1:
+        if self.cluster.num_processes == 1:
             return jax.device_put(rows, self.by_rows)  # much faster
         return {
             name: jax.make_array_from_process_local_data(self.by_rows, value)
             for name, value in rows.items()
         }
 
-    def sum_over_replicas(self, values: list[float]) -> list[float]:
-        """Sums values of each process over all replicas, in float64."""
-        from jax.experimental import multihost_utils
-
-        # As bits, since JAX would round them to float32.
-        bits = np.array(values, np.float64).view(np.uint32)
-        gathered = multihost_utils.process_allgather(bits)
-        of_processes = np.asarray(gathered).reshape(-1, len(bits))
-        summed = of_processes.view(np.float64).sum(axis=0)
-        return (summed * len(self.local_devices)).tolist()
-
-
-class JaxRuntime:
-    """All devices of JAX; see `runtime.Runtime` for its methods."""
-
-    name = "pjrt"
-
-    def __init__(self, strategy: PjrtStrategy, timeout_s: float) -> None:
-        self.strategy = strategy
-        self._timeout_s = timeout_s
-
-    @property
-    def loss_errors(self) -> tuple[type[Exception], ...]:
-        import jax
-
-        # An error of Gloo, whose status is UNKNOWN, becomes a ValueError.
-        return (jax.errors.JaxRuntimeError, ValueError)
-
-    def is_lost(self, error: Exception) -> bool:
-        if self.num_processes > 1 and _LOSS.match(str(error)):
-            # If a process is lost, JAX finds it within this time, and
-            # `end_with_lost_worker` ends this process.
-            logging.warning(
-                "%s. Waiting for JAX to say which worker was lost, if any",
-                first_line(error),
-            )
-            time.sleep(self._timeout_s + 2 * TRY_S)
-        return False
-
-    def leave_at_exit(self, error: Exception) -> None:
-        if self.num_processes > 1:
-            # JAX would wait for the others, and then abort.
-            explained = faults.explain(error)
-            status = explained.exit_status if explained else 1
-            atexit.register(os._exit, status)
-
-    @property
-    def device_names(self) -> list[str]:
-        return list(map(str, self.strategy.local_devices))
-
-    @property
-    def device_type(self) -> str:
-        return self.strategy.device_type
-
-    @property
-    def gpu_name(self) -> str:
-        return self.strategy.devices[0].device_kind
-
-    @property
-    def num_processes(self) -> int:
-        return self.strategy.num_processes
-
-    @property
-    def process_index(self) -> int:
-        return self.strategy.process_index
-
-    def batches(self, make_dataset: Callable[..., Any]) -> Iterable[Any]:
-        return self.strategy.distribute_datasets_from_function(make_dataset)
-
-    def compile(
-        self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
-    ) -> Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]:
-        program = Program(self.strategy, function)
-
-        def run(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            flag = read_flag(stop_flag).numpy()
-            flags = (flag,) if self.num_processes > 1 else ()
-            equal, rows = program(batch, *flags)
-            return {"stops": flag, **equal}, rows
-
-        return run
-
-    def read(self, variable: tf.Variable) -> np.ndarray:
-        return self.strategy.read(variable)
-
-    def assign(self, variable: tf.Variable, value: Any) -> None:
-        variable.assign(value)
-        self.strategy.forget([variable])
-
-    def sum_over_replicas(self, values: list[float]) -> list[float]:
-        return self.strategy.sum_over_replicas(values)
-
 
 @dataclasses.dataclass
 class _Batches:
     """The batches of a dataset of per-replica batches; can be iterated."""
 
-    strategy: PjrtStrategy
+    runtime: JaxRuntime
     make: Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        strategy = self.strategy
+        runtime = self.runtime
         context = tf.distribute.InputContext(
-            strategy.num_processes,
-            strategy.process_index,
-            strategy.num_replicas_in_sync,
+            runtime.cluster.num_processes,
+            runtime.cluster.process_index,
+            len(runtime.devices),
         )
         parts = []
         for batch in self.make(context):
             parts.append({n: value.numpy() for n, value in batch.items()})
-            if len(parts) == len(strategy.local_devices):
-                yield strategy.join_rows(parts)
+            if len(parts) == len(runtime.local_devices):
+                yield runtime.join_rows(parts)
                 parts = []
 
 
@@ -421,10 +369,8 @@ class Program:
         function: Called in a `ReplicaContext` while TensorFlow traces it.
     """
 
-    def __init__(
-        self, strategy: PjrtStrategy, function: ReplicaFunction
-    ) -> None:
-        self._strategy = strategy
+    def __init__(self, runtime: JaxRuntime, function: ReplicaFunction) -> None:
+        self._runtime = runtime
         self._function = function
         self._program: Any = None  # of JAX
         self._updated: list[tf.Variable] = []
@@ -441,7 +387,7 @@ class Program:
         Raises:
             UserError: If the devices have too little memory.
         """
-        strategy = self._strategy
+        runtime = self._runtime
         of_replica = {
             str(number): np.full(1, flag, np.float32)
             for number, flag in enumerate(flags)
@@ -451,16 +397,16 @@ class Program:
             self._check_memory()
         with _explain_memory():
             updated, equal, by_rows = self._program(
-                strategy.arrays_of(self._updated),
-                strategy.arrays_of(self._read),
+                runtime.arrays_of(self._updated),
+                runtime.arrays_of(self._read),
                 list(batch.values()),
                 list(
-                    strategy.join_rows(
-                        [of_replica] * len(strategy.local_devices)
+                    runtime.join_rows(
+                        [of_replica] * len(runtime.local_devices)
                     ).values()
                 ),
             )
-        strategy.update(self._updated, updated)
+        runtime.update(self._updated, updated)
         return equal, by_rows
 
     def compile(self, batch: Mapping[str, Any], num_flags: int) -> Any:
@@ -475,14 +421,14 @@ class Program:
         """
         import jax
 
-        strategy = self._strategy
-        on_all, by_rows = strategy.on_all, strategy.by_rows
+        runtime = self._runtime
+        on_all, by_rows = runtime.on_all, runtime.by_rows
         traced = trace(
             self._function,
             batch,
-            strategy.num_replicas_in_sync,
+            len(runtime.devices),
             num_flags,
-            hardware_bits=strategy.device_type == "TPU",
+            hardware_bits=runtime.cluster.device_type == "TPU",
         )
         self._updated, self._read = traced.updated, traced.read
 
@@ -507,7 +453,7 @@ class Program:
         program = jax.jit(
             jax.shard_map(
                 run,
-                mesh=strategy.mesh,
+                mesh=runtime.mesh,
                 in_specs=(on_all.spec, on_all.spec, by_rows.spec, by_rows.spec),
                 out_specs=(on_all.spec, on_all.spec, by_rows.spec),
                 check_vma=False,
@@ -515,7 +461,7 @@ class Program:
             donate_argnums=0,
             out_shardings=on_all,
         )
-        flag = tf.TensorSpec([strategy.num_replicas_in_sync], tf.float32)
+        flag = tf.TensorSpec([len(runtime.devices)], tf.float32)
         with _explain_memory():
             return program.lower(
                 specs(traced.updated, on_all),
@@ -529,7 +475,7 @@ class Program:
 
         Otherwise, GPUs would fail later, while they compute.
         """
-        limits = self._strategy.local_devices[0].memory_stats() or {}
+        limits = self._runtime.local_devices[0].memory_stats() or {}
         plan = self._program.memory_analysis()
         used = plan.argument_size_in_bytes + plan.temp_size_in_bytes
         used += plan.output_size_in_bytes - plan.alias_size_in_bytes

@@ -1,11 +1,12 @@
 """What runs the programs of a run: TensorFlow, or JAX (`--runtime`).
 
 A runtime knows the devices, also those of other processes, and runs a function
-of a replica on all of them. Only train.py asks which one it has.
+of a replica on all of them. No other module asks which one it has.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -21,47 +22,35 @@ ReplicaFunction = Callable[
 ]
 
 
+# What TensorFlow raises when another process, or a TPU, is lost. An operation
+# of this process may raise the same.
+LOSS_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.FailedPreconditionError,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The devices that run the replicas, and the processes of the run."""
+
+    device_type: str  # "TPU", "GPU" or "CPU"
+    device_names: tuple[str, ...]  # of this process
+    gpu_name: str  # the product name of the first GPU, "" if it is unknown
+    num_processes: int
+    process_index: int  # of this process, from 0 on
+
+
 class Runtime(Protocol):
     """What both runtimes have."""
 
-    name: str  # as `--runtime` has it
-
     @property
-    def loss_errors(self) -> tuple[type[Exception], ...]:
-        """Errors that a lost process may cause."""
-
-    def is_lost(self, error: Exception) -> bool:
-        """Whether one of `loss_errors` counts as the loss of a process.
-
-        With JAX, waits until a lost process would have been found, which ends
-        this one; then, the error is its own.
-        """
-
-    def leave_at_exit(self, error: Exception) -> None:
-        """Lets this process, which fails, end without the others."""
-
-    @property
-    def device_names(self) -> list[str]:
-        """The names of the replicas' devices of this process."""
-
-    @property
-    def device_type(self) -> str:
-        """The type of the replicas' devices: "TPU", "GPU" or "CPU"."""
-
-    @property
-    def gpu_name(self) -> str:
-        """The product name of the first GPU, "" if it is unknown."""
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes of the run."""
-
-    @property
-    def process_index(self) -> int:
-        """The number of this process, from 0 on."""
-
-    def batches(self, make_dataset: Callable[..., Any]) -> Iterable[Any]:
-        """The global batches of a function that makes those of a process."""
+    def cluster(self) -> Cluster:
+        """The devices and processes."""
 
     def compile(
         self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
@@ -87,65 +76,45 @@ class Runtime(Protocol):
     def sum_over_replicas(self, values: list[float]) -> list[float]:
         """Sums values of each process over all replicas, in float64."""
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error may be the loss of another process, or of a TPU.
+
+        With JAX, waits until the loss would have been found, which ends this
+        process; after that, the error is its own.
+        """
+
+    def leave_at_exit(self, error: Exception) -> None:
+        """Lets this process, which fails, end without the others."""
+
 
 class TensorFlowRuntime:
     """The devices of a strategy of TensorFlow."""
 
-    name = "tensorflow"
-    loss_errors: tuple[type[Exception], ...] = (
-        tf.errors.UnavailableError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.InternalError,
-        tf.errors.FailedPreconditionError,
-    )
-
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
 
-    def is_lost(self, error: Exception) -> bool:
-        # TensorFlow does not say whose error it is.
-        on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
-        return on_tpu or self.num_processes > 1
-
-    def leave_at_exit(self, error: Exception) -> None:
-        pass
-
-    @property
-    def device_names(self) -> list[str]:
-        return list(self.strategy.extended.worker_devices)
-
-    @property
-    def device_type(self) -> str:
-        return tf.DeviceSpec.from_string(self.device_names[0]).device_type
-
-    @property
-    def gpu_name(self) -> str:
-        gpu = tf.config.list_physical_devices("GPU")[0]
-        details = tf.config.experimental.get_device_details(gpu)
-        return details.get("device_name", "")
-
     @functools.cached_property
-    def num_processes(self) -> int:
-        several = tf.distribute.MultiWorkerMirroredStrategy
-        if not isinstance(self.strategy, several):
-            return 1
-        cluster = self.strategy.cluster_resolver.cluster_spec().as_dict()
-        return len(cluster.get("worker", ())) or 1
-
-    @property
-    def process_index(self) -> int:
-        resolver = self.strategy.cluster_resolver
-        return (resolver and resolver.task_id) or 0
-
-    def batches(self, make_dataset: Callable[..., Any]) -> Iterable[Any]:
-        return self.strategy.distribute_datasets_from_function(make_dataset)
+    def cluster(self) -> Cluster:
+        strategy = self.strategy
+        names = tuple(strategy.extended.worker_devices)
+        device_type = tf.DeviceSpec.from_string(names[0]).device_type
+        gpu_name = ""
+        if device_type == "GPU":
+            gpu = tf.config.list_physical_devices("GPU")[0]
+            details = tf.config.experimental.get_device_details(gpu)
+            gpu_name = details.get("device_name", "")
+        num_processes, index = 1, 0
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            resolver = strategy.cluster_resolver
+            workers = resolver.cluster_spec().as_dict().get("worker", ())
+            num_processes, index = len(workers) or 1, resolver.task_id or 0
+        return Cluster(device_type, names, gpu_name, num_processes, index)
 
     def compile(
         self, function: ReplicaFunction, stop_flag: tf.Variable | None = None
     ) -> Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]:
-        strategy, sums_flags = self.strategy, self.num_processes > 1
+        strategy = self.strategy
+        sums_flags = self.cluster.num_processes > 1
 
         @tf.function
         def run(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -176,6 +145,15 @@ class TensorFlowRuntime:
         return (
             self.strategy.experimental_local_results(summed)[0].numpy().tolist()
         )
+
+    def is_lost(self, error: Exception) -> bool:
+        # TensorFlow does not say whose error it is.
+        on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+        has_others = on_tpu or self.cluster.num_processes > 1
+        return has_others and isinstance(error, LOSS_ERRORS)
+
+    def leave_at_exit(self, error: Exception) -> None:
+        pass
 
 
 def runtime_of(strategy: tf.distribute.Strategy) -> Runtime:

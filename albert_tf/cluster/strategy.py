@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import devices, pjrt, tensorflow_private, workers
-from albert_tf.cluster.runtime import TensorFlowRuntime, runtime_of
+from albert_tf.cluster.runtime import LOSS_ERRORS, runtime_of
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -39,14 +39,14 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     """
     makers = {"tensorflow": _tensorflow_strategy, "pjrt": _pjrt_strategy}
     kind, strategy = makers[config.runtime](config)
-    runtime = runtime_of(strategy)
-    if runtime.device_type == "CPU":
+    cluster = runtime_of(strategy).cluster
+    if cluster.device_type == "CPU":
         keep_freed_memory()
     logging.info(
         "strategy %s: %d replicas, here on %s",
         kind,
         strategy.num_replicas_in_sync,
-        ", ".join(runtime.device_names),
+        ", ".join(cluster.device_names),
     )
     return strategy
 
@@ -188,12 +188,14 @@ def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
     # timeout gives a clearer error where it works, so it gets ten seconds more.
     faulthandler.dump_traceback_later(timeout_s + 10, exit=True)
     try:
-        with workers.name_lost_workers():
-            strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                communication_options=tf.distribute.experimental.CommunicationOptions(
-                    timeout_seconds=timeout_s
-                )
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=timeout_s
             )
+        )
+    except LOSS_ERRORS as error:
+        said = f"TensorFlow says: {first_line(error)[:200]}"
+        raise workers.lost_worker(said) from None
     finally:
         faulthandler.cancel_dump_traceback_later()
     if threading.current_thread() is threading.main_thread():
@@ -210,7 +212,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             tf.tpu.experimental.initialize_tpu_system(resolver)
             return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        is_lost = isinstance(error, TensorFlowRuntime.loss_errors)
+        is_lost = isinstance(error, LOSS_ERRORS)
         first = (
             "Start this command again"
             if is_lost

@@ -27,7 +27,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import tensorflow_private
-from albert_tf.cluster.runtime import TensorFlowRuntime, runtime_of
+from albert_tf.cluster.runtime import runtime_of
 from albert_tf.errors import RetryError, UserError, first_line
 
 # Longest time for one connection.
@@ -101,25 +101,22 @@ def _name_silent(addresses: Mapping[int, str]) -> str:
 
 
 @contextlib.contextmanager
-def name_lost_workers(
-    strategy: tf.distribute.Strategy | None = None,
-) -> Iterator[None]:
+def name_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Turns TensorFlow's errors for a lost worker or TPU into a `RetryError`.
 
-    Args:
-        strategy: None while the workers of TF_CONFIG connect. With one process
-            on CPUs or GPUs, no worker can be lost, and errors pass unchanged.
+    With one process on CPUs or GPUs, no worker can be lost, and errors pass
+    unchanged.
 
     Raises:
         RetryError: If the block failed because another process, or a TPU, did
             not answer.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    runtime = runtime_of(strategy) if strategy else None
+    runtime = runtime_of(strategy)
     try:
         yield
-    except (runtime or TensorFlowRuntime).loss_errors as error:
-        if runtime is not None and not runtime.is_lost(error):
+    except Exception as error:
+        if not runtime.is_lost(error):
             runtime.leave_at_exit(error)
             raise
         said = f"TensorFlow says: {first_line(error)[:200]}"
@@ -131,18 +128,18 @@ def name_lost_workers(
                 remedy="If this happens again, use another machine. Start this "
                 "command again: the run continues from its last checkpoint.",
             ) from None
-        # A failure within this process may look the same, so quote it.
-        raise _lost_worker(said) from None
-    except Exception as error:
-        if runtime is not None:
-            runtime.leave_at_exit(error)
-        raise
+        raise lost_worker(said) from None
     finally:
         if on_tpu:
             tensorflow_private.leave_tpu_at_exit()
 
 
-def _lost_worker(said: str) -> RetryError:
+def lost_worker(said: str) -> RetryError:
+    """The error for a lost worker.
+
+    It quotes what TensorFlow or JAX said, since a failure within this process
+    may look the same.
+    """
     return RetryError(
         "all workers of the run must answer",
         received=said,
@@ -165,7 +162,7 @@ def end_with_lost_worker(wait_for_loss: Callable[[], str]) -> threading.Thread:
 
     def watch() -> None:
         if said := wait_for_loss():
-            error = _lost_worker(f"JAX says: {said[:200]}")
+            error = lost_worker(f"JAX says: {said[:200]}")
             print(f"error: {error}", file=sys.stderr, flush=True)
             os._exit(error.exit_status)
 
@@ -186,7 +183,7 @@ def wait_for_all(strategy: tf.distribute.Strategy, step: int) -> None:
         UserError: If their steps differ.
     """
     runtime = runtime_of(strategy)
-    if runtime.num_processes == 1:
+    if runtime.cluster.num_processes == 1:
         return
     # The square of the last digits, since float64 has 53 bits.
     square = (step % 2**20) ** 2

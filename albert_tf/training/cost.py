@@ -90,15 +90,16 @@ def describe_devices(
         For the event of a start: kind, number of TPU chips, of GPUs or of
         machines, number of hosts. And the peak in FLOP/s, if it is known.
     """
-    runtime, number = runtime_of(strategy), strategy.num_replicas_in_sync
-    kind, hosts = runtime.device_type, runtime.num_processes
+    cluster = runtime_of(strategy).cluster
+    number = strategy.num_replicas_in_sync
+    kind, hosts = cluster.device_type, cluster.num_processes
     peak: float | None = None
     if kind == "TPU":
         if chip := devices.chip_of_this_machine():
             peak = chip.peak_flops
             number = max(1, number // chip.cores)
     elif kind == "GPU":
-        peak = devices.gpu_peak(runtime.gpu_name)
+        peak = devices.gpu_peak(cluster.gpu_name)
     else:
         number = hosts
     return {"kind": kind, "number": number, "hosts": hosts}, peak

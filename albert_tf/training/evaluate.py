@@ -51,13 +51,14 @@ class Evaluator:
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, objective.record_format(held_out)
         )
-        runtime = host.runtime
-        self._batches = runtime.batches(make_dataset)
+        self._batches = host.strategy.distribute_datasets_from_function(
+            make_dataset
+        )
         target = ProgramTarget.from_config(
-            config.distribution, runtime.device_type
+            config.distribution, host.runtime.cluster.device_type
         )
         function = _make_function(model, objective, target)
-        self._evaluate_batch = runtime.compile(function, host.stop_flag)
+        self._evaluate_batch = host.runtime.compile(function, host.stop_flag)
 
     def collect(
         self,

@@ -45,14 +45,14 @@ class PjrtSteps:
         config: PretrainingConfig,
         stop_flag: tf.Variable | None = None,
     ) -> None:
-        self._strategy = strategy
+        self._runtime = strategy.runtime
         self._config = config
         self._state = state
         # JAX and TPUs count in int32.
         step = tf.Variable(0, dtype=tf.int32, trainable=False, name="step32")
         self._on_devices = dataclasses.replace(state, step=step)
         self._stop_flag = stop_flag
-        self._sums_flags = strategy.num_processes > 1
+        self._sums_flags = self._runtime.cluster.num_processes > 1
         self._programs: dict[DropoutRates, Program] = {}
 
     def __call__(
@@ -65,8 +65,7 @@ class PjrtSteps:
         program = self._program(rates)
         step = int(self._state.step.numpy())
         # Numbers that the host may have changed.
-        self._on_devices.step.assign(step)
-        self._strategy.forget([self._on_devices.step])
+        self._runtime.assign(self._on_devices.step, step)
         names = list(totals)
         sums = np.array([float(totals[n]) for n in names], np.float32)
         pending: collections.deque[Any] = collections.deque()  # not read yet
@@ -107,11 +106,11 @@ class PjrtSteps:
 
     def _program(self, rates: DropoutRates) -> Program:
         if rates not in self._programs:
-            strategy = self._strategy
+            device_type = self._runtime.cluster.device_type
             step = make_function(
-                self._on_devices, self._config, rates, strategy.device_type
+                self._on_devices, self._config, rates, device_type
             )
-            self._programs[rates] = Program(strategy, step)
+            self._programs[rates] = Program(self._runtime, step)
         return self._programs[rates]
 
 

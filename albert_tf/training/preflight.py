@@ -136,9 +136,9 @@ class _Preflight:
         per_replica = per_replica_batch_size(data, replicas)
         if data.eval_input_file:
             per_replica_batch_size(data, replicas, "eval_batch_size")
-        runtime = runtime_of(self.strategy)
-        on_gpus = runtime.device_type == "GPU"
-        used = len(runtime.device_names) if on_gpus else 0
+        cluster = runtime_of(self.strategy).cluster
+        on_gpus = cluster.device_type == "GPU"
+        used = len(cluster.device_names) if on_gpus else 0
         fits, gpus = devices.describe_gpus(self.config.distribution, used)
         if not fits:
             raise UserError(
@@ -151,7 +151,7 @@ class _Preflight:
             f"{data.global_batch_size:,} = {replicas} replicas x "
             f"{per_replica:,} {unit}, in {data.gradient_accumulation_steps} "
             f"micro-batches; {type(self.strategy).__name__}, here on "
-            f"{', '.join(runtime.device_names)}; {gpus}"
+            f"{', '.join(cluster.device_names)}; {gpus}"
         )
 
     def _run(self) -> str:
@@ -172,14 +172,15 @@ class _Preflight:
 
         Otherwise the others would wait for it in their first step.
         """
-        if runtime_of(self.strategy).num_processes == 1:
+        runtime = runtime_of(self.strategy)
+        if runtime.cluster.num_processes == 1:
             return "one process"
         with connect(self.config.distribution, self.strategy):
-            runtime = runtime_of(self.strategy)
             (failed,) = runtime.sum_over_replicas([self._num_failed])
             if failed:
                 # A worker that ended at once could end this sum for another.
-                with contextlib.suppress(*runtime.loss_errors):
+                # The failure of the next sum, which only waits, is no news.
+                with contextlib.suppress(Exception):
                     runtime.sum_over_replicas([0.0])
         if failed:
             where = "this worker" if self._num_failed else "other workers"

@@ -190,7 +190,7 @@ class Trainer:
             per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
         with host.strategy.scope():
             self.state = make_state(config, objective)
-            make_steps: Any = _STEPS[host.runtime.name]
+            make_steps: Any = _STEPS[config.distribution.runtime]
             self._train_steps = make_steps(
                 host.strategy, self.state, config, host.stop_flag
             )

@@ -105,11 +105,11 @@ def make_train_steps(
         names of `metric_names`, `num_steps` an int32 scalar tensor and
         `rates` the dropout rates.
     """
-    runtime = runtime_of(strategy)
-    replica_step = make_replica_step(state, config, runtime.device_type)
+    cluster = runtime_of(strategy).cluster
+    replica_step = make_replica_step(state, config, cluster.device_type)
     # Several processes sum up their flags, to stop at the same step. A single
     # process does not send its flag to the devices: a slice may have 256.
-    sums_flags = runtime.num_processes > 1
+    sums_flags = cluster.num_processes > 1
 
     @tf.function
     def train_steps(

@@ -1,16 +1,18 @@
 """Limits, and errors that name a lost worker, host or TPU."""
 
 import atexit
+import json
 import time
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from albert_tf.cluster import tensorflow_private
 from albert_tf.cluster import watchdog as watchdog_module
 from albert_tf.cluster.host import connect
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.cluster.workers import name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError
 from tests.helpers import tpu_bridge
@@ -48,11 +50,26 @@ def test_a_single_process_waits_for_no_other(monkeypatch):
         raise tf.errors.InternalError(None, None, "of its own")
 
 
-def test_an_error_while_workers_connect_is_a_lost_worker():
+def test_an_error_while_workers_connect_is_a_lost_worker(monkeypatch):
     """TensorFlow is quoted: the cause may be an error of this process."""
     expected = "all workers .* must answer.*TensorFlow says: Socket closed"
-    with pytest.raises(RetryError, match=expected), name_lost_workers():
+    task = {"type": "worker", "index": 1}
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
+    )
+
+    def connect_workers(**_):
         raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    monkeypatch.setattr(
+        tf.distribute, "MultiWorkerMirroredStrategy", connect_workers
+    )
+    monkeypatch.setattr(
+        tensorflow_private, "detect_unresponsive_workers", lambda *_: None
+    )
+    with pytest.raises(RetryError, match=expected):
+        make_strategy(DistributionConfig(strategy="multi_worker"))
 
 
 @pytest.fixture

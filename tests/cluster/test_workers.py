@@ -87,7 +87,9 @@ def test_steps_are_compared_exactly(step, others):
     def add(values):
         return [float(v) + float(v) for v in values]
 
-    runtime = types.SimpleNamespace(num_processes=2, sum_over_replicas=add)
+    runtime = types.SimpleNamespace(
+        cluster=types.SimpleNamespace(num_processes=2), sum_over_replicas=add
+    )
     strategy = types.SimpleNamespace(runtime=runtime, num_replicas_in_sync=2)
     wait_for_all(strategy, step)
     runtime.sum_over_replicas = lambda values: [

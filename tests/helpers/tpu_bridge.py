@@ -19,10 +19,10 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from albert_tf.cluster.host import Host
-from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.cluster.versions import installed_tensorflows
 from albert_tf.training import schedules, train_step
 from albert_tf.training.evaluate import Evaluator
+from tests.helpers.pretended_devices import pretend
 
 BRIDGE = "tf-replicated-clustering-bridge-v2"
 # Only the wheel tensorflow-tpu has the kernels for TPUs; see `make
@@ -66,7 +66,7 @@ def make_tpu_strategy(monkeypatch, num_replicas=2):
 
     Its runtime takes the devices for TPUs.
     """
-    monkeypatch.setattr(TensorFlowRuntime, "device_type", "TPU")
+    pretend(monkeypatch, "TPU")
     return tf.distribute.TPUStrategy(_Resolver(num_replicas))
 
 

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from albert_tf import run_pretraining
 from albert_tf.cluster.host import Host
-from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets as training_records
@@ -18,6 +17,7 @@ from albert_tf.training import evaluate
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
+from tests.helpers.pretended_devices import pretend
 
 
 def evaluate_with(config):
@@ -73,7 +73,7 @@ def test_the_mean_is_over_masked_tokens_without_padding(
 
     config = config.replace(strategy="mirrored", num_logical_cpus=2)
     assert evaluate_with(config)[0] == pytest.approx(figures, rel=1e-5)
-    monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
+    pretend(monkeypatch, "GPU")
     config = config.replace(jit_compile=True)
     compiled = []
     function = tf.function

@@ -285,8 +285,9 @@ def test_exhausted_memory_or_disk_is_explained(said, explained, monkeypatch):
     def fail(*_):
         raise jax.errors.JaxRuntimeError(said)
 
-    program = pjrt.Program(strategy, lambda batch: ({}, dict(batch)))
-    batch = strategy.join_rows([{"x": np.zeros([8, 2], np.float32)}])
+    runtime = strategy.runtime
+    program = pjrt.Program(runtime, lambda batch: ({}, dict(batch)))
+    batch = runtime.join_rows([{"x": np.zeros([8, 2], np.float32)}])
     program(batch)
     monkeypatch.setattr(program, "_program", fail)
     with pytest.raises((UserError, OSError)) as raised:
@@ -314,8 +315,10 @@ def test_dropout_is_a_function_of_seed_step_and_replica():
             kept = dropout.hidden_masks(3, ProgramTarget(fuse=True)).keep([64])
             return {}, {"kept": tf.cast(kept, tf.int32)[tf.newaxis]}
 
-        program = pjrt.Program(strategy, masks)
-        batch = strategy.join_rows([{"x": np.zeros([1], np.float32)}] * 2)
+        program = pjrt.Program(strategy.runtime, masks)
+        batch = strategy.runtime.join_rows(
+            [{"x": np.zeros([1], np.float32)}] * 2
+        )
         return [
             tuple(row)
             for _ in range(num_steps)

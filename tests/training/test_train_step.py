@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster.runtime import TensorFlowRuntime
 from albert_tf.modeling import dropout
 from albert_tf.training import train_step
 from albert_tf.training.schedules import DropoutRates
 from tests.helpers import tiny_run
+from tests.helpers.pretended_devices import pretend
 from tests.helpers.step_program import NO_DROPOUT, StepProgram
 
 MIRRORED = {"strategy": "mirrored", "num_logical_cpus": 2}
@@ -111,7 +111,7 @@ def test_on_gpus_xla_compiles_the_gradients_and_the_update(
         learning_rate=0.001,
     )
     on_cpus = run_steps(plain)
-    monkeypatch.setattr(TensorFlowRuntime, "device_type", "GPU")
+    pretend(monkeypatch, "GPU")
     on_gpus = run_steps(plain.replace(remat=True, jit_compile=True))
     assert (on_cpus.num_compiled, on_gpus.num_compiled) == (0, 2)
     # Not one kernel for each variable: XLA compiles the clipping, too.
