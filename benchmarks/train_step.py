@@ -84,15 +84,14 @@ def albert_tf(work: Work) -> Step:
     )
     rates = schedules.DropoutRates(DROPOUT, DROPOUT)
     state = train_step.make_state(run, Pretraining(run))
-    replica_step = train_step.make_replica_step(state, run)
+    replica_step = train_step.make_replica_step(state, run, rates)
 
     @tf.function
     def step() -> Any:
-        return tf.distribute.get_strategy().run(
-            lambda: replica_step(batch, rates)
-        )
+        return tf.distribute.get_strategy().run(lambda: replica_step(batch))
 
-    return lambda: float(step()["loss"])
+    loss = train_step.metric_names(run, state.objective).index("loss")
+    return lambda: float(step()[loss])
 
 
 def keras_hub(work: Work) -> Step:

@@ -21,7 +21,7 @@ from albert_tf.cluster import jax_private, pjrt
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.records.features import features_to_read
-from albert_tf.training import pjrt_steps, schedules, train_step
+from albert_tf.training import schedules, train_step
 from albert_tf.training.pretraining import Pretraining
 from tpu.topologies import Devices
 
@@ -133,10 +133,16 @@ def compile_step(
             "static", config.data.packing, config.num_token_labels > 0
         )
     }
-    steps = pjrt_steps.PjrtSteps(strategy, state, config)
+    runtime = strategy.runtime
+    step = train_step.make_replica_step(
+        state,
+        config,
+        schedules.dropout_rates(0, config),
+        runtime.cluster.device_type,
+    )
     jax.config.update("jax_optimization_level", "O1" if quick else "UNKNOWN")
     try:
-        program = steps.compile(batch, schedules.dropout_rates(0, config))
+        program = pjrt.step_program(runtime, step).compile(batch)
     except (UserError, jax.errors.JaxRuntimeError) as error:
         raise DoesNotCompileError(str(error)) from None
     memory = program.memory_analysis()

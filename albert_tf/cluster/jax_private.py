@@ -159,7 +159,7 @@ def _primitive() -> Any:
             for operation in module.body.operations
             if operation.name.value == "main"
         )
-        types = main.type.results
+        inputs, outputs = main.type.inputs, main.type.results
         name = private_mlir.merge_mlir_modules(
             context.module_context.module,
             "tensorflow_program",
@@ -167,11 +167,33 @@ def _primitive() -> Any:
             dst_symtab=context.module_context.symbol_table,
         )
         symbol = ir.FlatSymbolRefAttr.get(name)
-        return func.CallOp(types, symbol, list(arguments)).results
+        taken = list(map(_convert_to, inputs, arguments))
+        results = func.CallOp(outputs, symbol, taken).results
+        return [
+            _convert_to(_type_in_jax(result.type), result) for result in results
+        ]
 
     mlir.register_lowering(primitive, lower)
     _PRIMITIVES.append(primitive)
     return primitive
+
+
+def _convert_to(wanted: Any, value: Any) -> Any:
+    from jax._src.lib.mlir.dialects import hlo
+
+    return value if value.type == wanted else hlo.convert(wanted, value)
+
+
+def _type_in_jax(of_tensorflow: Any) -> Any:
+    """The type of a result: JAX has int32 where TensorFlow has int64."""
+    from jax._src.lib.mlir import ir
+
+    tensor = ir.RankedTensorType(of_tensorflow)
+    if tensor.element_type != ir.IntegerType.get_signless(64):
+        return of_tensorflow
+    return ir.RankedTensorType.get(
+        tensor.shape, ir.IntegerType.get_signless(32)
+    )
 
 
 def _convert(module: Any, hardware_bits: bool) -> None:

@@ -22,7 +22,11 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import devices, jax_private
-from albert_tf.cluster.runtime import Cluster, ReplicaFunction, read_flag
+from albert_tf.cluster.runtime import (
+    Cluster,
+    Loop,
+    ReplicaFunction,
+)
 from albert_tf.cluster.workers import TRY_S, end_with_lost_worker
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -32,6 +36,10 @@ TO_SAVE_MEMORY = (
     "Raise --gradient_accumulation_steps, or pass --remat or "
     "--precision=mixed_bfloat16, or use a smaller batch."
 )
+
+# Steps that the devices may have been given and not finished. With 2, they have
+# the next step when they finish one, and a request to stop waits for two.
+STEPS_AHEAD = 2
 
 _AXIS = "replicas"
 # How JAX's errors begin that the loss of a process may cause. An error of Gloo
@@ -255,16 +263,52 @@ class JaxRuntime:
         program = Program(self, function)
 
         def run(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            flag = read_flag(stop_flag).numpy()
-            flags = (flag,) if self.cluster.num_processes > 1 else ()
-            equal, rows = program(batch, *flags)
+            flag = _flag_value(stop_flag)
+            equal, rows = program(batch, flag)
             return {"stops": flag, **equal}, rows
+
+        return run
+
+    def loop(
+        self,
+        function: Callable[..., tf.Tensor],
+        stop_flag: tf.Variable | None = None,
+    ) -> Loop:
+        program = step_program(self, function)
+
+        def run(
+            batches: Iterator[Any], sums: Any, num_steps: Any
+        ) -> tuple[Any, int, float]:
+            sums, done, stops = np.array(sums), 0, 0.0
+            vectors: collections.deque[Any] = collections.deque()  # not read
+
+            def read_oldest() -> None:
+                nonlocal sums, stops
+                vector = value_of(vectors.popleft())
+                sums = sums + vector[: len(sums)]
+                if program.sums_flags:
+                    stops = max(stops, float(vector[-1]))
+
+            while done < int(num_steps) and not stops:
+                batch = next(batches)
+                results, _ = program(batch, _flag_value(stop_flag))
+                done += 1
+                vectors.append(results["all"])
+                if len(vectors) > STEPS_AHEAD:
+                    read_oldest()
+                if not program.sums_flags:
+                    stops = _flag_value(stop_flag)
+            while vectors:
+                read_oldest()
+            return sums, done, stops
 
         return run
 
     def read(self, variable: tf.Variable) -> np.ndarray:
         array = self._arrays.get(id(variable))
-        return variable.numpy() if array is None else value_of(array)
+        if array is None:
+            return variable.numpy()
+        return value_of(array).astype(variable.dtype.as_numpy_dtype)
 
     def assign(self, variable: tf.Variable, value: Any) -> None:
         variable.assign(value)
@@ -308,7 +352,7 @@ class JaxRuntime:
         for variable in variables:
             key = id(variable)
             if key not in self._arrays:
-                value = variable.numpy()
+                value = variable.numpy().astype(_dtype_of(variable))
                 self._arrays[key] = jax.make_array_from_process_local_data(
                     self.on_all, value, value.shape
                 )
@@ -367,49 +411,49 @@ class Program:
 
     Args:
         function: Called in a `ReplicaContext` while TensorFlow traces it.
+
+    Attributes:
+        sums_flags: Whether the function gets the stop flag of its process.
     """
 
     def __init__(self, runtime: JaxRuntime, function: ReplicaFunction) -> None:
         self._runtime = runtime
         self._function = function
+        self.sums_flags = runtime.cluster.num_processes > 1
         self._program: Any = None  # of JAX
         self._updated: list[tf.Variable] = []
         self._read: list[tf.Variable] = []
 
     def __call__(
-        self, batch: Mapping[str, Any], *flags: float
+        self, batch: Mapping[str, Any], flag: float = 0.0
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The results of the function, on the devices.
 
         Args:
-            flags: Numbers of this process; float32 scalars in the function.
+            flag: The stop flag of this process.
 
         Raises:
             UserError: If the devices have too little memory.
         """
         runtime = self._runtime
-        of_replica = {
-            str(number): np.full(1, flag, np.float32)
-            for number, flag in enumerate(flags)
-        }
         if self._program is None:
-            self._program = self.compile(batch, len(flags))
+            self._program = self.compile(batch)
             self._check_memory()
+        flags = {}
+        if self.sums_flags:
+            of_replica = {"flag": np.full(1, flag, np.float32)}
+            flags = runtime.join_rows([of_replica] * len(runtime.local_devices))
         with _explain_memory():
             updated, equal, by_rows = self._program(
                 runtime.arrays_of(self._updated),
                 runtime.arrays_of(self._read),
                 list(batch.values()),
-                list(
-                    runtime.join_rows(
-                        [of_replica] * len(runtime.local_devices)
-                    ).values()
-                ),
+                list(flags.values()),
             )
         runtime.update(self._updated, updated)
         return equal, by_rows
 
-    def compile(self, batch: Mapping[str, Any], num_flags: int) -> Any:
+    def compile(self, batch: Mapping[str, Any]) -> Any:
         """Compiles it for the devices, which need not exist here.
 
         Args:
@@ -427,7 +471,7 @@ class Program:
             self._function,
             batch,
             len(runtime.devices),
-            num_flags,
+            self.sums_flags,
             hardware_bits=runtime.cluster.device_type == "TPU",
         )
         self._updated, self._read = traced.updated, traced.read
@@ -443,9 +487,7 @@ class Program:
         def specs(values: Iterable[Any], sharding: Any) -> list[Any]:
             return [
                 jax.ShapeDtypeStruct(
-                    tuple(value.shape),
-                    tf.as_dtype(value.dtype).as_numpy_dtype,
-                    sharding=sharding,
+                    tuple(value.shape), _dtype_of(value), sharding=sharding
                 )
                 for value in values
             ]
@@ -462,12 +504,13 @@ class Program:
             out_shardings=on_all,
         )
         flag = tf.TensorSpec([len(runtime.devices)], tf.float32)
+        flags = [flag] if self.sums_flags else []
         with _explain_memory():
             return program.lower(
                 specs(traced.updated, on_all),
                 specs(traced.read, on_all),
                 specs(batch.values(), by_rows),
-                specs([flag] * num_flags, by_rows),
+                specs(flags, by_rows),
             ).compile()
 
     def _check_memory(self) -> None:
@@ -479,9 +522,33 @@ class Program:
         plan = self._program.memory_analysis()
         used = plan.argument_size_in_bytes + plan.temp_size_in_bytes
         used += plan.output_size_in_bytes - plan.alias_size_in_bytes
-        if used > (limit := limits.get("bytes_limit", used)):
+        limit = limits.get("bytes_limit", used)
+        if used > limit:
             said = f"a plan of {used / 2**30:.2f}G of {limit / 2**30:.2f}G"
             raise _too_large(said)
+
+
+def step_program(
+    runtime: JaxRuntime, function: Callable[..., tf.Tensor]
+) -> Program:
+    """The program of a step of `Runtime.loop`."""
+
+    def step(batch: Any, *flag: tf.Tensor) -> tuple[Any, Any]:
+        return {"all": function(batch, *flag)}, {}
+
+    return Program(runtime, step)
+
+
+def _flag_value(flag: tf.Variable | None) -> float:
+    return 0.0 if flag is None else float(flag.numpy())
+
+
+def _dtype_of(value: Any) -> np.dtype:
+    """The dtype of a value on the devices, where JAX counts in int32."""
+    import jax
+
+    dtype = tf.as_dtype(value.dtype).as_numpy_dtype
+    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 @contextlib.contextmanager
@@ -511,9 +578,6 @@ def _too_large(said: str) -> UserError:
 class Traced:
     """The program of one replica."""
 
-    # Of TensorFlow; takes the number of the replica, the values of the batch,
-    # and the flags.
-    function: Callable[..., Any]
     outputs: Any  # symbolic tensors
     updated: list[tf.Variable]
     read: list[tf.Variable]  # but not updated
@@ -523,14 +587,15 @@ class Traced:
 def trace(
     function: ReplicaFunction,
     batch: Mapping[str, Any],
-    num_replicas: int = 1,
-    num_flags: int = 0,
-    hardware_bits: bool = False,
+    num_replicas: int,
+    takes_flag: bool,
+    hardware_bits: bool,
 ) -> Traced:
     """Traces and lowers a function of a replica's batch.
 
     Args:
         batch: Arrays or specs of the global batch.
+        takes_flag: Whether the function gets a stop flag, too.
         hardware_bits: See `jax_private.Lowered`.
     """
     names = list(batch)
@@ -550,8 +615,9 @@ def trace(
             )
             for value in batch.values()
         ),
-        *[tf.TensorSpec([], tf.float32)] * num_flags,
     ]
+    if takes_flag:
+        specs.append(tf.TensorSpec([], tf.float32))
     concrete = on_replica.get_concrete_function(*specs)
     hlo = on_replica.experimental_get_compiler_ir(*specs)(
         stage="hlo_serialized", platform_name="CPU"
@@ -567,7 +633,6 @@ def trace(
     values = [*tf.nest.flatten(outputs)]
     values += [by_result[number] for number in sorted(by_result)]
     return Traced(
-        on_replica,
         outputs,
         [v for v, result in pairs if result is not None],
         [v for v, result in pairs if result is None],
@@ -575,8 +640,7 @@ def trace(
             hlo,
             tuple(updates),
             tuple(
-                (tuple(v.shape), np.dtype(v.dtype.as_numpy_dtype).name)
-                for v in values
+                (tuple(value.shape), _dtype_of(value).name) for value in values
             ),
             hardware_bits,
         ),

@@ -6,7 +6,7 @@ of a replica on all of them. No other module asks which one it has.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,6 +20,11 @@ from albert_tf.cluster.tensorflow_private import strategy_of
 ReplicaFunction = Callable[
     ..., tuple[Mapping[str, tf.Tensor], Mapping[str, tf.Tensor]]
 ]
+
+# Takes an iterator of global batches, a float32 vector and the largest number
+# of steps, an int32 scalar. Returns the vector plus those of its steps, the
+# number of its steps, and a number that is not 0 after a request to stop.
+Loop = Callable[[Iterator[Any], Any, Any], tuple[Any, Any, Any]]
 
 
 # What TensorFlow raises when another process, or a TPU, is lost. An operation
@@ -65,6 +70,23 @@ class Runtime(Protocol):
         Returns:
             Its results on a replica: equal values, among them "stops", which
             is not 0 after a request to stop; and the rows of all replicas.
+        """
+
+    def loop(
+        self,
+        function: Callable[..., tf.Tensor],
+        stop_flag: tf.Variable | None = None,
+    ) -> Loop:
+        """A loop of steps, which runs a function on one batch after another.
+
+        Args:
+            function: Gets the batch of a replica and, if there are several
+                processes, the stop flag of its process. It returns a float32
+                vector, equal on all replicas. If it got flags, their sum is
+                the last element, which `Loop` does not add up.
+            stop_flag: float32 scalar on the host. Once it is not 0 in one
+                process, all processes end at the same step, at most two steps
+                later.
         """
 
     def read(self, variable: tf.Variable) -> np.ndarray:
@@ -118,13 +140,53 @@ class TensorFlowRuntime:
 
         @tf.function
         def run(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            flag = read_flag(stop_flag)
+            flag = _read_flag(stop_flag)
             arguments = (batch, flag) if sums_flags else (batch,)
             equal, rows = strategy.run(function, args=arguments)
             return (
-                {"stops": flag, **first_replica_values(strategy, equal)},
-                first_replica_values(strategy, rows),
+                {"stops": flag, **_first_replica_values(strategy, equal)},
+                _first_replica_values(strategy, rows),
             )
+
+        return run
+
+    def loop(
+        self,
+        function: Callable[..., tf.Tensor],
+        stop_flag: tf.Variable | None = None,
+    ) -> Loop:
+        strategy = self.strategy
+        # Several processes sum up their flags, to stop at the same step. A
+        # single process does not send its flag to the devices: a slice may
+        # have 256.
+        sums_flags = self.cluster.num_processes > 1
+
+        @tf.function
+        def run(
+            batches: Iterator[Any], sums: tf.Tensor, num_steps: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            done = tf.constant(0)
+            # The host sends a step to the devices without waiting for the
+            # results of the previous step. TensorFlow starts no iteration
+            # before all stateful operations of the last one, such as the
+            # reading of the flag, are done. So this waits for `last`, a result
+            # of the previous step, not for one of its own step.
+            last, stops = tf.constant(0.0), tf.constant(0.0)
+            while done < num_steps and stops == 0.0:
+                batch = next(batches)
+                flags = (_read_flag(stop_flag),) if sums_flags else ()
+                per_replica = strategy.run(function, args=(batch, *flags))
+                vector = strategy.experimental_local_results(per_replica)[0]
+                with tf.control_dependencies([last]):
+                    stops = last if sums_flags else _read_flag(stop_flag)
+                # The host reads this value: a TPU has launched the step, not
+                # computed it, when `vector` exists.
+                last = vector[-1]
+                sums += vector[: sums.shape[0]]
+                done += 1
+            with tf.control_dependencies([last]):
+                stops = last if sums_flags else _read_flag(stop_flag)
+            return sums, done, stops
 
         return run
 
@@ -176,12 +238,12 @@ def _runtime_of_variable(variable: tf.Variable) -> Runtime:
     return runtime_of(strategy_of(variable))
 
 
-def read_flag(flag: tf.Variable | None) -> tf.Tensor:
+def _read_flag(flag: tf.Variable | None) -> tf.Tensor:
     """The value of a stop flag, for use inside a `tf.function`."""
     return tf.constant(0.0) if flag is None else tf.identity(flag)
 
 
-def first_replica_values(
+def _first_replica_values(
     strategy: tf.distribute.Strategy, per_replica: Mapping[str, Any]
 ) -> dict[str, tf.Tensor]:
     """The first replica's values, for values equal on all replicas."""

@@ -19,11 +19,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.host import Host, connect
+from albert_tf.cluster.runtime import Loop
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
@@ -46,13 +48,12 @@ from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import Objective
-from albert_tf.training.pjrt_steps import PjrtSteps
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import Profiler, Progress, Times
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
+    make_replica_step,
     make_state,
-    make_train_steps,
     metric_names,
 )
 from albert_tf.training.warm_start import WarmStart
@@ -60,9 +61,6 @@ from albert_tf.training.warm_start import WarmStart
 # The first call of a program is one step, which compiles, and the second at
 # most this number of steps, from which the watchdog knows the usual time.
 SECOND_CALL_STEPS = 10
-
-# The loop of steps, by runtime.
-_STEPS = {"tensorflow": make_train_steps, "pjrt": PjrtSteps}
 
 
 def train(
@@ -130,7 +128,6 @@ class Position:
     lowest_loss: float | None = None
     # Whether the evaluation at this step was cut short, and must be repeated.
     to_evaluate: bool = False
-    learning_rate: float = 0.0  # of the last step; 0 before the first one
 
     def to_notes(self, **facts: Any) -> dict[str, Any]:
         """Notes of a checkpoint, as JSON; floats are restored bit for bit."""
@@ -148,12 +145,20 @@ class Position:
         self.num_steps = notes.get("num_steps", 0)
         self.lowest_loss = notes.get("lowest_loss")
         self.to_evaluate = notes.get("to_evaluate", False)
-        self.learning_rate = notes.get("learning_rate", 0.0)
 
     def means(self) -> dict[str, float]:
         """Mean metrics of the steps since the last line of the log."""
         steps = max(self.num_steps, 1)
         return {name: total / steps for name, total in self.totals.items()}
+
+
+@dataclasses.dataclass
+class Program:
+    """The compiled steps for some dropout rates."""
+
+    loop: Loop
+    # Of the last call; None after the first one, which compiles.
+    step_seconds: float | None = None
 
 
 class Trainer:
@@ -190,10 +195,6 @@ class Trainer:
             per_replica_batch_size(config.data, num_replicas, "eval_batch_size")
         with host.strategy.scope():
             self.state = make_state(config, objective)
-            make_steps: Any = _STEPS[config.distribution.runtime]
-            self._train_steps = make_steps(
-                host.strategy, self.state, config, host.stop_flag
-            )
         self._evaluator: Evaluator | None = None
         if held_out is not None:
             self._evaluator = Evaluator(
@@ -221,9 +222,7 @@ class Trainer:
         self._profiler = Profiler(config, is_active=host.writes)
         self._run_log: RunLog | None = None  # only where the run is written
         self._batches: Any = None
-        # Seconds per step of the last call of each program; None after its
-        # first call, which compiles.
-        self._step_seconds: dict[DropoutRates, float | None] = {}
+        self._programs: dict[DropoutRates, Program] = {}
         self._saved_at = time.monotonic()
 
     # The start.
@@ -380,11 +379,88 @@ class Trainer:
             UserError: If a shard is damaged, or a read failed twice.
             RetryError: If a read failed, but all shards are intact.
         """
+        stops = False
         try:
-            return self._advance(until)
+            if self._batches is None:
+                self._open_batches()
+            while self.position.step < until and not stops:
+                stops = self._call_program(until - self.position.step)
         except TRAINING_ERRORS as error:
             with self.host.watchdog.limit("the search for damaged shards"):
                 self._explain_failed_read(error)
+        return stops
+
+    def _open_batches(self) -> None:
+        """Opens the stream of batches at this step."""
+        with self.host.watchdog.limit("opening the records"):
+            self._batches = iter(
+                self.host.strategy.distribute_datasets_from_function(
+                    self.stream.open(self.position.step)
+                )
+            )
+
+    def _call_program(self, num_steps: int) -> bool:
+        """Trains up to `num_steps` steps; returns whether to stop.
+
+        All have the dropout rates of the first. The division of a device loop
+        into calls changes no result. The first two calls of a program are
+        short.
+        """
+        position = self.position
+        rates = schedules.dropout_rates(position.step, self.config)
+        is_new = rates not in self._programs
+        if is_new:
+            self._programs[rates] = self._make_program(rates)
+            num_steps = 1
+        program = self._programs[rates]
+        usual_s = None
+        if program.step_seconds is None:
+            num_steps = min(num_steps, SECOND_CALL_STEPS)
+        else:
+            usual_s = num_steps * program.step_seconds
+        activity = (
+            f"the device loop of {num_steps} steps from step {position.step} on"
+        )
+        began, cpu_began = time.monotonic(), time.process_time()
+        with self.host.watchdog.limit(activity, usual_s):
+            sums, done, stops = program.loop(
+                self._batches,
+                tf.constant(list(position.totals.values())),
+                tf.constant(num_steps),
+            )
+            # Here the host waits for the devices.
+            totals = np.asarray(sums).tolist()
+        call_s = time.monotonic() - began
+        cpu_s = time.process_time() - cpu_began
+        num_steps = int(done)
+        position.totals = dict(zip(position.totals, totals, strict=True))
+        position.step += num_steps
+        position.num_steps += num_steps
+        if is_new:
+            self.times.num_compiling += 1
+            self.times.compiling_seconds += call_s
+            logging.info(
+                "compiled and trained step %d in %.0f s", position.step, call_s
+            )
+        else:
+            program.step_seconds = call_s / num_steps
+            self.times.num_steps += num_steps
+            self.times.seconds += call_s
+            self.times.cpu_seconds += cpu_s
+        return bool(stops)
+
+    def _make_program(self, rates: DropoutRates) -> Program:
+        logging.info(
+            "building the training program: dropout %g (hidden) and %g "
+            "(attention)",
+            rates.hidden,
+            rates.attention,
+        )
+        runtime = self.host.runtime
+        step = make_replica_step(
+            self.state, self.config, rates, runtime.cluster.device_type
+        )
+        return Program(runtime.loop(step, self.host.stop_flag))
 
     def _explain_failed_read(self, error: tf.errors.OpError) -> NoReturn:
         """Raises an error; a `RetryError` only if the read may yet succeed.
@@ -413,94 +489,19 @@ class Trainer:
             self._log_event("failed", **failure)
             raise
 
-    def _advance(self, until: int) -> bool:
-        """Trains up to a step. Returns whether a request to stop ended that.
-
-        A call of the program ends where the dropout rates change. The first two
-        calls of a program are short.
-        """
-        position = self.position
-        if self._batches is None:
-            self._open_batches()
-        while position.step < until:
-            change = schedules.next_dropout_change(position.step, self.config)
-            end = until if change is None else min(change, until)
-            if self._call_program(end - position.step):
-                return True
-        return False
-
-    def _call_program(self, num_steps: int) -> bool:
-        """Trains up to `num_steps` steps; returns whether to stop.
-
-        The division of a device loop into calls changes no result.
-        """
-        position = self.position
-        rates = schedules.dropout_rates(position.step, self.config)
-        is_new = rates not in self._step_seconds
-        if is_new:
-            num_steps = 1
-            logging.info(
-                "building the training program: dropout %g (hidden) and %g "
-                "(attention)",
-                rates.hidden,
-                rates.attention,
-            )
-        seconds = self._step_seconds.get(rates)
-        if seconds is None:
-            num_steps = min(num_steps, SECOND_CALL_STEPS)
-        usual_s = seconds and num_steps * seconds
-        activity = (
-            f"the device loop of {num_steps} steps from step {position.step} on"
-        )
-        began, cpu_began = time.monotonic(), time.process_time()
-        with self.host.watchdog.limit(activity, usual_s):
-            steps = self._train_steps(
-                self._batches,
-                {n: tf.constant(v) for n, v in position.totals.items()},
-                tf.constant(num_steps),
-                rates,
-            )
-            # Here the host waits for the devices.
-            totals = {n: float(v) for n, v in steps.totals.items()}
-        call_s = time.monotonic() - began
-        cpu_s = time.process_time() - cpu_began
-        num_steps = int(steps.num_steps)
-        position.totals = totals
-        position.step += num_steps
-        position.num_steps += num_steps
-        position.learning_rate = float(steps.learning_rate)
-        if is_new:
-            self.times.num_compiling += 1
-            self.times.compiling_seconds += call_s
-            logging.info(
-                "compiled and trained step %d in %.0f s", position.step, call_s
-            )
-        else:
-            self.times.num_steps += num_steps
-            self.times.seconds += call_s
-            self.times.cpu_seconds += cpu_s
-        self._step_seconds[rates] = None if is_new else call_s / num_steps
-        return bool(float(steps.stops))
-
-    def _open_batches(self) -> None:
-        """Opens the stream of batches at this step."""
-        with self.host.watchdog.limit("opening the records"):
-            self._batches = iter(
-                self.host.strategy.distribute_datasets_from_function(
-                    self.stream.open(self.position.step)
-                )
-            )
-
     # The log.
 
     def _log_loop(self) -> None:
         """Logs the metrics since the last line, unless the run diverged."""
-        position = self.position
-        rates = schedules.dropout_rates(position.step - 1, self.config)
+        position, config = self.position, self.config
+        last = position.step - 1
+        learning_rate = schedules.learning_rate(
+            tf.constant(last), config.optimizer, config.training.num_train_steps
+        )
         metrics = {
             **position.means(),
-            "learning_rate": position.learning_rate,
-            "dropout": rates.hidden,
+            "learning_rate": float(learning_rate),
+            "dropout": schedules.dropout_rates(last, config).hidden,
         }
         self._stop_if_diverged(metrics)
         lowest, loss = position.lowest_loss, metrics["loss"]

@@ -1,21 +1,16 @@
-"""One training step on all replicas, and the loop of steps on the device.
+"""One training step on all replicas.
 
 Dropout rates are Python numbers and so constants of the program: new rates
 trace a new program, and dropout of rate 0 adds no operation to it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from albert_tf.cluster.runtime import (
-    first_replica_values,
-    read_flag,
-    runtime_of,
-)
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
@@ -63,20 +58,10 @@ def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
     return TrainState(objective, model, optimizer, step)
 
 
-class Steps(NamedTuple):
-    """Results of some steps."""
-
-    # float32 scalars: the totals passed in, plus each step's metrics.
-    totals: Mapping[str, tf.Tensor]
-    num_steps: tf.Tensor  # int32; fewer than requested after a request to stop
-    stops: tf.Tensor  # float32; not 0 after a request to stop in any process
-    learning_rate: tf.Tensor  # float32, of the last step
-
-
 def metric_names(
     config: PretrainingConfig, objective: Objective
 ) -> tuple[str, ...]:
-    """The metrics of a step, whose sums `Steps.totals` holds."""
+    """The metrics of a step, in the order of the result of a step."""
     adapted = ("trust_ratio_min", "trust_ratio_mean", "trust_ratio_max")
     return (
         *objective.metric_names,
@@ -84,96 +69,6 @@ def metric_names(
         "update_norm",
         *(adapted if config.optimizer.optimizer == "lamb" else ()),
     )
-
-
-def make_train_steps(
-    strategy: tf.distribute.Strategy,
-    state: TrainState,
-    config: PretrainingConfig,
-    stop_flag: tf.Variable | None = None,
-) -> Callable[..., Steps]:
-    """The loop of steps that runs without returning to Python.
-
-    Args:
-        state: Updated in place.
-        stop_flag: float32 scalar on the host. Once it is not 0 in one process,
-            all processes stop at the same step, at most two steps later.
-
-    Returns:
-        `train_steps(batches, totals, num_steps, rates) -> Steps`, where
-        `batches` is a distributed iterator, `totals` float32 scalars by the
-        names of `metric_names`, `num_steps` an int32 scalar tensor and
-        `rates` the dropout rates.
-    """
-    cluster = runtime_of(strategy).cluster
-    replica_step = make_replica_step(state, config, cluster.device_type)
-    # Several processes sum up their flags, to stop at the same step. A single
-    # process does not send its flag to the devices: a slice may have 256.
-    sums_flags = cluster.num_processes > 1
-
-    @tf.function
-    def train_steps(
-        batches: Iterator[Batch],
-        totals: Mapping[str, tf.Tensor],
-        num_steps: tf.Tensor,
-        rates: DropoutRates,
-    ) -> Steps:
-        names = list(totals)
-        result_names = (*names, "stops") if sums_flags else names
-
-        # TPUStrategy converts all arguments to tensors: bind the rates.
-        step_vector = as_vector(replica_step, result_names, rates)
-        sums = tf.stack([totals[name] for name in names])
-        done = tf.constant(0)
-        # The host sends a step to the devices without waiting for the results
-        # of the previous step. TensorFlow starts no iteration before all
-        # stateful operations of the last one, such as the reading of the flag,
-        # are done. So this waits for `last`, a result of the previous step, not
-        # for one of its own step.
-        last, stops = tf.constant(0.0), tf.constant(0.0)
-        while done < num_steps and stops == 0.0:
-            batch = next(batches)
-            flags = (read_flag(stop_flag),) if sums_flags else ()
-            per_replica = strategy.run(step_vector, args=(batch, *flags))
-            vector = first_replica_values(strategy, per_replica)["all"]
-            with tf.control_dependencies([last]):
-                stops = last if sums_flags else read_flag(stop_flag)
-            # The host reads this value: a TPU has launched the step, not
-            # computed it, when `vector` exists.
-            last = vector[-1]
-            sums += vector[: len(names)]
-            done += 1
-        with tf.control_dependencies([last]):
-            stops = last if sums_flags else read_flag(stop_flag)
-        return Steps(
-            dict(zip(names, tf.unstack(sums), strict=True)),
-            done,
-            stops,
-            learning_rate(state.step - 1, config),
-        )
-
-    return train_steps
-
-
-@tf.autograph.experimental.do_not_convert
-def as_vector(
-    replica_step: Callable[..., Scalars],
-    names: Sequence[str],
-    rates: DropoutRates,
-) -> Callable[..., Scalars]:
-    """The step of a replica, with its results in one vector, named "all".
-
-    One copy transfers it to the host. With one scalar per metric, TensorFlow
-    would also merge a metric's sum over steps with sums inside the metric, in
-    an order that differs between processes.
-    """
-
-    @tf.autograph.experimental.do_not_convert
-    def step_vector(batch: Batch, *flags: tf.Tensor) -> Scalars:
-        results = replica_step(batch, rates, *flags)
-        return {"all": tf.stack([results[name] for name in names])}
-
-    return step_vector
 
 
 def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
@@ -186,8 +81,9 @@ def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
 def make_replica_step(
     state: TrainState,
     config: PretrainingConfig,
+    rates: DropoutRates,
     device_type: str = "CPU",
-) -> Callable[..., Scalars]:
+) -> Callable[..., tf.Tensor]:
     """Makes the step that all replicas run at the same time.
 
     Args:
@@ -195,20 +91,22 @@ def make_replica_step(
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
 
     Returns:
-        `replica_step(batch, rates, stop)` for the batch of this replica and,
-        optionally, the stop flag of its process. It returns float32 scalars
+        `replica_step(batch, stop)` for the batch of this replica and,
+        optionally, the stop flag of its process. It returns a float32 vector
         equal on all replicas: the metrics of `metric_names` over the global
-        batch, with gradient_norm before clipping; and, if `stop` is
-        given, `stops`, its sum over all replicas.
+        batch, with gradient_norm before clipping; and, if `stop` is given, its
+        sum over all replicas. One copy transfers the vector to the host. With
+        one scalar per metric, TensorFlow would also merge a metric's sum over
+        steps with sums inside the metric, in an order that differs between
+        processes.
     """
+    names = metric_names(config, state.objective)
     target = ProgramTarget.from_config(config.distribution, device_type)
     objective = state.objective
     update = _make_update(state, config, target)
 
     @tf.autograph.experimental.do_not_convert
-    def replica_step(
-        batch: Batch, rates: DropoutRates, stop: tf.Tensor | None = None
-    ) -> Scalars:
+    def replica_step(batch: Batch, stop: tf.Tensor | None = None) -> tf.Tensor:
         batch = _with_static_shapes(batch, config)
         seed = _seed_of_replica(config.training.seed, state.step)
         # All losses are divided by the weights of the global batch, so each
@@ -242,12 +140,19 @@ def make_replica_step(
             config.data.gradient_accumulation_steps,
             target.jit_compile,
         )
-        stops = {} if stop is None else {"stops": stop}
-        gradients, sums = _sum_over_replicas(gradients, {**sums, **stops})
-        stops = {name: sums.pop(name) for name in stops}
-        norms = update(gradients, learning_rate(state.step, config))
+        if stop is not None:
+            sums = {**sums, "stops": stop}
+        gradients, sums = _sum_over_replicas(gradients, sums)
+        learning_rate = schedules.learning_rate(
+            state.step, config.optimizer, config.training.num_train_steps
+        )
+        norms = update(gradients, learning_rate)
         state.step.assign_add(1)
-        return {**objective.metrics(sums), **norms, **stops}
+        metrics = {**objective.metrics(sums), **norms}
+        results = [metrics[name] for name in names]
+        if stop is not None:
+            results.append(sums["stops"])
+        return tf.stack(results)
 
     return replica_step
 
@@ -375,10 +280,3 @@ def _add_micro_batches(
         (first, gradients, sums),
     )
     return gradients, sums
-
-
-def learning_rate(step: tf.Tensor, config: PretrainingConfig) -> tf.Tensor:
-    """The learning rate of the step after `step` steps."""
-    return schedules.learning_rate(
-        step, config.optimizer, config.training.num_train_steps
-    )

@@ -39,7 +39,7 @@ def train(
     initial = {v.path: v.value.numpy() for v in variables}
     losses = []
     for _ in range(config.training.num_train_steps):
-        totals = program.run().totals
+        totals = program.run()
         losses.append([float(totals[name]) for name in loss_names])
     trained = {v.path: v.value.numpy() for v in variables}
     return Training(np.array(losses), initial, trained)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from albert_tf.cluster.host import Host
+from albert_tf.cluster.runtime import runtime_of
 from albert_tf.cluster.versions import installed_tensorflows
 from albert_tf.training import schedules, train_step
 from albert_tf.training.evaluate import Evaluator
@@ -133,16 +134,17 @@ def lower_training(strategy, config, objective, features):
     """The step of a run, as the program of a core, and its state."""
     with strategy.scope():
         state = train_step.make_state(config, objective)
-        train_steps = train_step.make_train_steps(strategy, state, config)
-    totals = {
-        name: tf.TensorSpec([], tf.float32)
-        for name in train_step.metric_names(config, objective)
-    }
-    function = train_steps.get_concrete_function(
-        _batches_of_zeros(strategy, config, features),
-        totals,
-        tf.TensorSpec([], tf.int32),
-        schedules.dropout_rates(0, config),
+    rates = schedules.dropout_rates(0, config)
+    step = train_step.make_replica_step(state, config, rates, "TPU")
+    names = train_step.metric_names(config, objective)
+    function = (
+        runtime_of(strategy)
+        .loop(step)
+        .get_concrete_function(
+            _batches_of_zeros(strategy, config, features),
+            tf.TensorSpec([len(names)], tf.float32),
+            tf.TensorSpec([], tf.int32),
+        )
     )
     return lower(function, list(state.variables().values())), state
 

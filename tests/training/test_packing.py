@@ -127,7 +127,7 @@ def train(batch, **settings):
             num_rows // context.num_replicas_in_sync, drop_remainder=True
         ),
     )
-    loss, state = program.run().totals["loss"].numpy(), program.state
+    loss, state = program.run()["loss"], program.state
     slots = state.optimizer.slots
     return loss, {
         variable.path: 10 * slots[f"{variable.path}/m"].numpy()

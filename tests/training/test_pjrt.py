@@ -19,7 +19,7 @@ from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs.checkpoints import list_checkpoints, read_values
 from albert_tf.runs.log import read_metrics
-from albert_tf.training import evaluate, pjrt_steps, train_step
+from albert_tf.training import evaluate, train_step
 from albert_tf.training.progress import TIMING_METRICS
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
@@ -142,43 +142,30 @@ def test_devices_and_processes_train_as_replicas_of_tensorflow(
 
 
 @pytest.mark.jax
-def test_host_reads_results_two_steps_late(tiny_records, tmp_path, monkeypatch):
+def test_host_reads_results_two_steps_late(monkeypatch):
     """The devices have the next step when they finish one."""
     order = []
 
-    class Results:
-        def __init__(self, number):
-            self.number = number
+    class Program:
+        sums_flags = False
 
-        def is_ready(self):
-            return True
-
-    def program(batch, *flags):
-        order.append(f"run {batch}")
-        return {"all": Results(batch)}, {}
+        def __call__(self, batch, flag):
+            order.append(f"run {batch}")
+            return {"all": batch}, {}
 
     def read(result):
-        order.append(f"read {result.number}")
+        order.append(f"read {result}")
         return np.ones(1, np.float32)
 
-    monkeypatch.setattr(pjrt_steps, "value_of", read)
-    monkeypatch.setattr(pjrt_steps, "make_function", lambda *_: None)
-    monkeypatch.setattr(pjrt_steps, "Program", lambda *_: program)
-    config = settings(
-        tiny_records, tmp_path, runtime="pjrt", num_logical_cpus=1
-    )
-    strategy = make_strategy(config.distribution)
-    with strategy.scope():
-        step = tf.Variable(0, dtype=tf.int64)
-    state = pjrt_steps.TrainState(None, None, None, step)
-    steps = pjrt_steps.PjrtSteps(strategy, state, config)(
-        iter(range(10)), {"loss": 5.0}, 4, None
-    )
+    monkeypatch.setattr(pjrt, "value_of", read)
+    monkeypatch.setattr(pjrt, "step_program", lambda *_: Program())
+    runtime = make_strategy(DistributionConfig(runtime="pjrt")).runtime
+    found = runtime.loop(None)(iter(range(10)), tf.constant([5.0]), 4)
     assert order == [
         *("run 0", "run 1", "run 2", "read 0", "run 3", "read 1"),
         *("read 2", "read 3"),
     ]
-    assert (steps.num_steps, steps.totals) == (4, {"loss": 9.0})
+    assert found == ([9.0], 4, 0.0)
 
 
 @pytest.mark.parametrize(

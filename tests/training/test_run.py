@@ -281,7 +281,7 @@ def test_a_failed_read_of_intact_records_asks_for_another_start(
     config = tiny_run.make_config(
         records, tmp_path / "run", strategy=strategy, **devices
     )
-    monkeypatch.setattr(Trainer, "_advance", fail)
+    monkeypatch.setattr(Trainer, "_call_program", fail)
     with pytest.raises(error, match=words) as raised:
         train(config)
     assert type(raised.value) is error
@@ -294,15 +294,15 @@ def test_a_read_that_fails_twice_in_the_same_way_asks_for_a_person(
     config = tiny_run.make_config(
         tiny_records, tmp_path, eval_input_file=(), save_checkpoints_steps=2
     )
-    advance, statuses = Trainer._advance, []
+    call_program, statuses = Trainer._call_program, []
     for good_steps in (0, 2, 0):
 
-        def fail_later(trainer, until, good_steps=good_steps):
-            if until > good_steps:
+        def fail_later(trainer, num_steps, good_steps=good_steps):
+            if trainer.position.step + num_steps > good_steps:
                 raise WRONG_BIT
-            return advance(trainer, until)
+            return call_program(trainer, num_steps)
 
-        monkeypatch.setattr(Trainer, "_advance", fail_later)
+        monkeypatch.setattr(Trainer, "_call_program", fail_later)
         with pytest.raises(UserError, match="a bit") as raised:
             train(config)
         statuses.append(raised.value.exit_status)

@@ -41,8 +41,8 @@ class Trained(NamedTuple):
 
 def operations_of(program, num_steps, rates):
     """The types of all operations of a program, and the functions it calls."""
-    arguments = program.arguments(num_steps, rates)
-    concrete = program.train_steps.get_concrete_function(*arguments)
+    arguments = program.arguments(num_steps)
+    concrete = program.loop(rates).get_concrete_function(*arguments)
     graph = concrete.graph.as_graph_def()
     functions = graph.library.function
     nodes = itertools.chain(graph.node, *(f.node_def for f in functions))
@@ -52,13 +52,12 @@ def operations_of(program, num_steps, rates):
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     """Trains some steps."""
     program = StepProgram(config)
-    steps = program.run(num_steps, rates)
-    assert steps.num_steps == num_steps
+    sums = program.run(num_steps, rates)
     operations, functions = operations_of(program, num_steps, rates)
     compiled = [f for f in functions if f.attr["_XlaMustCompile"].b]
     in_compiled = [node.op for f in compiled for node in f.node_def]
     return Trained(
-        {name: float(v) / num_steps for name, v in steps.totals.items()},
+        {name: float(v) / num_steps for name, v in sums.items()},
         {name: v.numpy() for name, v in program.state.variables().items()},
         operations,
         len(compiled),
@@ -76,10 +75,9 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
     for _ in range(2):
         program = StepProgram(config)
         for before in np.arange(5, 40, 1.7, np.float32):
-            program.zeros["loss"] = tf.constant(before)
-            after = program.run().totals
+            after = program.run(start={"loss": before})
             loss = after["masked_lm_loss"] + after["sentence_order_loss"]
-            assert after["loss"].numpy() == before + loss.numpy()
+            assert after["loss"] == before + loss
 
 
 @pytest.mark.slow

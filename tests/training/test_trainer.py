@@ -9,8 +9,7 @@ import tensorflow as tf
 from albert_tf.cluster.host import Host
 from albert_tf.runs.checkpoints import Checkpoint
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import Position, Trainer
-from albert_tf.training.train_step import Steps
+from albert_tf.training.train import Position, Program, Trainer
 from tests.helpers import tiny_run
 from tests.helpers.limits import Limits
 
@@ -27,11 +26,6 @@ def make_trainer(config, **others):
     )
 
 
-def do_nothing(batches, totals, num_steps, settings):
-    """Takes the place of the training program."""
-    return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()))
-
-
 def test_the_first_calls_of_a_program_are_short(tmp_path, monkeypatch):
     """One step compiles; some tell the usual time. The program only sleeps.
 
@@ -44,12 +38,13 @@ def test_the_first_calls_of_a_program_are_short(tmp_path, monkeypatch):
     trainer = make_trainer(config, watchdog=limits)
     calls = []
 
-    def sleep(batches, totals, num_steps, settings):
+    def sleep(batches, sums, num_steps):
         calls.append(int(num_steps))
         time.sleep(STEP_S * calls[-1] + COMPILE_S * (len(calls) == 1))
-        return do_nothing(batches, totals, num_steps, settings)
+        return sums, num_steps, 0.0
 
-    monkeypatch.setattr(trainer, "_train_steps", sleep)
+    monkeypatch.setattr(trainer, "_make_program", lambda _: Program(sleep))
+    trainer.advance(40)
     trainer.advance(50)
     times = trainer.times
     # All of the call, tracing included.
@@ -76,7 +71,6 @@ def test_every_field_survives_a_checkpoint():
         num_steps=3,
         lowest_loss=2.5,
         to_evaluate=True,
-        learning_rate=0.00176,
     )
     restored = Position(0, {"loss": 0.0, "gradient_norm": 0.0})
     for field in dataclasses.fields(Position):
