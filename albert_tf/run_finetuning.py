@@ -37,8 +37,6 @@ def main(config: FinetuningConfig) -> int:
     began = time.time()
     config.require("task", "output_dir")
     devices.skip_metadata_query_without_chips()
-    if not config.training.dry_run:
-        devices.check_tpu(config.distribution)
     versions.import_tensorflow()
     # Imported here so that --help and invalid settings answer at once.
     from albert_tf.finetuning.run import run

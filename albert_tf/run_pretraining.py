@@ -38,8 +38,6 @@ def main(config: PretrainingConfig) -> int:
     began = time.time()
     config.require("output_dir")
     devices.skip_metadata_query_without_chips()
-    if not config.training.dry_run:  # its table reports a missing TPU
-        devices.check_tpu(config.distribution)
     versions.import_tensorflow()
     # Imported here so that --help and invalid settings answer at once.
     if config.training.mode == "eval":

@@ -95,27 +95,11 @@ def make_strategy(
             remedy=f"Unset JAX_PLATFORMS, or {jax_private.INSTALL}.",
         ) from None
     if found[0].platform == "cpu":
-        if len(found) < number * jax.process_count():
-            raise UserError(
-                "num_logical_cpus must be set before JAX starts",
-                received=f"{number}, with {len(found)} devices in use",
-            )
-        seen: collections.Counter[int] = collections.Counter()
-        cpus, found = found, []
-        for device in cpus:
-            seen[device.process_index] += 1
-            if seen[device.process_index] <= number:
-                found.append(device)
-    counts = collections.Counter(d.process_index for d in found)
-    if len(set(counts.values())) > 1 or len({d.device_kind for d in found}) > 1:
-        raise UserError(
-            "all processes must have the same devices",
-            received=", ".join(
-                f"{counts[d.process_index]} {d.device_kind} in process "
-                f"{d.process_index}"
-                for d in {d.process_index: d for d in found}.values()
-            ),
-        )
+        # JAX may have started with more of them.
+        by_process = collections.defaultdict(list)
+        for device in found:
+            by_process[device.process_index].append(device)
+        found = [d for own in by_process.values() for d in own[:number]]
     return PjrtStrategy(found, config.worker_timeout_s)
 
 

@@ -40,6 +40,12 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     makers = {"tensorflow": _tensorflow_strategy, "pjrt": _pjrt_strategy}
     kind, strategy = makers[config.runtime](config)
     cluster = runtime_of(strategy).cluster
+    number = len(cluster.device_names)
+    if kind in ("mirrored", "pjrt") and number < config.num_logical_cpus:
+        raise UserError(
+            "num_logical_cpus must be set before TensorFlow or JAX starts",
+            received=f"{config.num_logical_cpus}, with {number} devices in use",
+        )
     if cluster.device_type == "CPU":
         keep_freed_memory()
     logging.info(
@@ -138,17 +144,10 @@ def keep_freed_memory() -> None:
 
 def _split_cpu(num_devices: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    try:
+    with contextlib.suppress(RuntimeError):  # TensorFlow has started
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
         )
-    except RuntimeError:  # TensorFlow has started: the CPU may be split
-        present = len(tf.config.list_logical_devices("CPU"))
-        if present < num_devices:
-            raise UserError(
-                "num_logical_cpus must be set before TensorFlow starts",
-                received=f"{num_devices}, with {present} devices in use",
-            ) from None
 
 
 def _local_devices(config: DistributionConfig) -> list[str]:

@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.errors import UserError
-
 
 def detect_unresponsive_workers(num_workers: int, timeout_s: int) -> None:
     """Makes TensorFlow detect unresponsive workers within `timeout_s`."""
@@ -43,14 +41,4 @@ def strategy_of(variable: tf.Variable) -> Any:
 
 
 def _context() -> Any:
-    name = "tensorflow.python.eager.context"
-    context = importlib.import_module(name)
-    for used in ("context", "coordination_config_pb2", "async_wait"):
-        if not hasattr(context, used):
-            raise UserError(
-                "TensorFlow must be a version from 2.20 to 2.22, because "
-                f"{name}.{used}, a private name, is used",
-                received=tf.__version__,
-                remedy="pip install 'tensorflow<2.23'.",
-            )
-    return context
+    return importlib.import_module("tensorflow.python.eager.context")

@@ -380,19 +380,12 @@ class CheckpointStore:
                 )
         if not found:
             return None
-        paths = ", ".join(checkpoint.path for checkpoint in found)
-        if step is not None:
-            raise UserError(
-                f"the checkpoint of step {step} must be intact",
-                received=f"damaged files in {paths}",
-                remedy="Restore an intact copy, or choose another step. "
-                f"Available steps: {self._name_steps(without=step)}.",
-            )
         raise UserError(
-            "at least one checkpoint must be intact",
-            received=f"only damaged ones: {paths}",
-            remedy="Restore intact copies, or start a new run in another "
-            "--output_dir.",
+            "a checkpoint must be intact",
+            received="damaged files in "
+            + ", ".join(checkpoint.path for checkpoint in found),
+            remedy="Restore an intact copy, or choose another "
+            f"--checkpoint_step, of {self._name_steps()}, or --output_dir.",
         )
 
     def newest_step(self) -> int | None:
@@ -412,11 +405,11 @@ class CheckpointStore:
             )
         return wanted
 
-    def _name_steps(self, without: int | None = None) -> str:
+    def _name_steps(self) -> str:
         """Names the steps of all checkpoints, for an error message."""
         both = self._directory, self._best_directory
         steps = {c.step for parent in both for c in list_checkpoints(parent)}
-        return ", ".join(map(str, sorted(steps - {without}))) or "none"
+        return ", ".join(map(str, sorted(steps))) or "none"
 
     def _save(self, parent: str, step: int, notes: Mapping[str, Any]) -> None:
         started = time.monotonic()

@@ -88,12 +88,6 @@ def train(
     """
     began = began or time.time()
     config.require("output_dir")
-    if config.training.dry_run or config.training.mode == "eval":
-        raise UserError(
-            "train() trains: mode must be train, and dry_run off",
-            received=f"{config.training.mode}, {config.training.dry_run}",
-            remedy="Use the commands with --mode and --dry_run.",
-        )
     # 1. Records and run directory, before any device is touched.
     objective = objective or Pretraining(config)
     records = objective.find_training_data()

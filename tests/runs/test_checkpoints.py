@@ -228,8 +228,7 @@ def test_a_torn_checkpoint_of_a_requested_step_is_refused(tmp_path):
     store.wait()
     flip_a_byte(tmp_path / "checkpoints" / "step-00000002" / DATA)
     with pytest.raises(
-        UserError,
-        match=r"of step 2 must be intact.*step-00000002\. .*steps: 1, 3\.",
+        UserError, match=r"must be intact.*step-00000002\. .* of 1, 2, 3, or"
     ):
         store.restore(2)
     cut(tmp_path / "checkpoints" / "step-00000001" / "checkpoint.json")
