@@ -8,19 +8,21 @@ each epoch masks different tokens, and a run that is resumed masks the same
 tokens.
 
 TensorFlow's reader reports that a record is damaged, but not in which file. So
-after a failed read, `explain_failed_read` compares the shards with their
+after a failed read, `explained_reads` compares the shards with their
 checksums; `data_prep.inspect_records` finds the record.
 """
 
+import contextlib
 import dataclasses
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NoReturn
 
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.host import Host
 from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.errors import RetryError, UserError, first_line, name_faults
 from albert_tf.input import tensor_ops
@@ -48,15 +50,6 @@ READING_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
     tf.errors.FailedPreconditionError,
-)
-
-# Errors for `explain_failed_read`. TensorFlow raises an InternalError if gs://
-# returns too few bytes. A replica that cannot read cancels the sums of the
-# others.
-TRAINING_ERRORS = (
-    *READING_ERRORS,
-    tf.errors.InternalError,
-    tf.errors.CancelledError,
 )
 
 # One stream from gs:// does not use the bandwidth of a host.
@@ -187,12 +180,9 @@ def padding_example(
 # --- failed reads ------------------------------------------------------------
 
 
-def explain_failed_read(
-    error: tf.errors.OpError,
-    strategy: tf.distribute.Strategy,
-    records: RecordSet,
-) -> NoReturn:
-    """Raises an error that says what to do after one of `TRAINING_ERRORS`.
+@contextlib.contextmanager
+def explained_reads(host: Host, records: RecordSet) -> Iterator[None]:
+    """Says what to do after an error of TensorFlow for a failed read.
 
     Args:
         records: The records that the step or the evaluation reads.
@@ -200,21 +190,31 @@ def explain_failed_read(
     Raises:
         UserError: If shards are damaged, or if the read would fail again.
         RetryError: If all shards are as they were written.
-        tf.errors.OpError: `error` itself, if it cannot come from reading.
     """
-    # Between processes or hosts, it means that one of them is lost.
-    is_cancelled = isinstance(error, tf.errors.CancelledError) and isinstance(
-        strategy, tf.distribute.MirroredStrategy
-    )
-    is_refused = isinstance(error, READING_ERRORS)
-    if not (is_cancelled or is_refused or faults.is_incomplete_read(error)):
-        raise error
+    try:
+        yield
+    except tf.errors.OpError as error:
+        # A replica that cannot read cancels the sums of the others. Between
+        # processes or hosts, it means that one of them is lost.
+        is_cancelled = isinstance(
+            error, tf.errors.CancelledError
+        ) and isinstance(host.strategy, tf.distribute.MirroredStrategy)
+        is_refused = isinstance(error, READING_ERRORS)
+        if not (is_cancelled or is_refused or faults.is_incomplete_read(error)):
+            raise
+        with host.watchdog.limit("the search for damaged shards"):
+            _explain_failed_read(error, records)
+
+
+def _explain_failed_read(
+    error: tf.errors.OpError, records: RecordSet
+) -> NoReturn:
     logging.error("reading failed", exc_info=error)
     damaged = _find_damaged(records)
     # The content of an intact shard is refused again. Without checksums, a
     # refused shard counts as damaged.
     is_refused_again = isinstance(error, tf.errors.InvalidArgumentError) or (
-        is_refused and not records.checksums
+        isinstance(error, READING_ERRORS) and not records.checksums
     )
     if damaged or is_refused_again:
         named = [f"{path} has another SHA-256" for path in damaged]

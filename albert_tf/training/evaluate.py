@@ -16,8 +16,7 @@ from albert_tf.cluster.runtime import ReplicaFunction
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
-from albert_tf.input import record_format
-from albert_tf.input.record_format import Batch
+from albert_tf.input.record_format import Batch, explained_reads
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.modeling.dropout import NO_DROPOUT
 from albert_tf.modeling.target import ProgramTarget
@@ -71,17 +70,6 @@ class Evaluator:
             UserError: If a shard is damaged; the error names it.
             RetryError: If reading failed, but all records are intact.
         """
-        try:
-            return self._collect()
-        except record_format.TRAINING_ERRORS as error:
-            with self._host.watchdog.limit("the search for damaged shards"):
-                record_format.explain_failed_read(
-                    error, self._host.strategy, self._held_out
-                )
-
-    def _collect(
-        self,
-    ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
         totals: dict[str, float] = {}
         collected: dict[str, list[np.ndarray]] = {}
         batches = tqdm(
@@ -91,20 +79,22 @@ class Evaluator:
             mininterval=5,
             leave=False,
         )
-        with self._host.watchdog.limit("opening the held-out records"):
-            iterator = iter(self._batches)
-        for _ in batches:
-            # The loop requests no batch after the last one: on a TPU slice,
-            # such a request would log an error of another host.
-            with self._host.watchdog.limit("a batch of the evaluation"):
-                sums, predictions = self._evaluate_batch(next(iterator))
-                for name, value in sums.items():
-                    # Add up Python floats: float32 cannot count beyond 2^24.
-                    totals[name] = totals.get(name, 0.0) + float(value)
-                for name, value in predictions.items():
-                    collected.setdefault(name, []).append(np.asarray(value))
-            if totals["stops"]:
-                return None
+        limit = self._host.watchdog.limit
+        with explained_reads(self._host, self._held_out):
+            with limit("opening the held-out records"):
+                iterator = iter(self._batches)
+            for _ in batches:
+                # The loop requests no batch after the last one: on a TPU slice,
+                # such a request would log an error of another host.
+                with limit("a batch of the evaluation"):
+                    sums, predictions = self._evaluate_batch(next(iterator))
+                    for name, value in sums.items():
+                        # Python floats: float32 cannot count beyond 2^24.
+                        totals[name] = totals.get(name, 0.0) + float(value)
+                    for name, value in predictions.items():
+                        collected.setdefault(name, []).append(np.asarray(value))
+                if totals["stops"]:
+                    return None
         # The last batch may end in padding examples, which are dropped here.
         return totals, {
             name: np.concatenate(values)[: self._held_out.num_records]

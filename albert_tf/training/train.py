@@ -17,7 +17,7 @@ import math
 import posixpath
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,10 +31,7 @@ from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import RetryError, UserError
 from albert_tf.input.batch_stream import BatchStream, describe_reread
-from albert_tf.input.record_format import (
-    TRAINING_ERRORS,
-    explain_failed_read,
-)
+from albert_tf.input.record_format import explained_reads
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import (
@@ -375,13 +372,14 @@ class Trainer:
         """
         stops = False
         try:
-            if self._batches is None:
-                self._open_batches()
-            while self.position.step < until and not stops:
-                stops = self._call_program(until - self.position.step)
-        except TRAINING_ERRORS as error:
-            with self.host.watchdog.limit("the search for damaged shards"):
-                self._explain_failed_read(error)
+            with explained_reads(self.host, self.records):
+                if self._batches is None:
+                    self._open_batches()
+                while self.position.step < until and not stops:
+                    stops = self._call_program(until - self.position.step)
+        except RetryError as error:
+            self._log_failed_read(error)
+            raise
         return stops
 
     def _open_batches(self) -> None:
@@ -456,32 +454,29 @@ class Trainer:
         )
         return Program(runtime.loop(step, self.host.stop_flag))
 
-    def _explain_failed_read(self, error: tf.errors.OpError) -> NoReturn:
-        """Raises an error; a `RetryError` only if the read may yet succeed.
+    def _log_failed_read(self, error: RetryError) -> None:
+        """Logs a read that may yet succeed.
 
-        A read that has failed in the same way since the newest checkpoint is
-        expected to fail again. The log has the earlier failure.
+        Raises:
+            UserError: If it has failed in the same way since the newest
+                checkpoint, and so is expected to fail again.
         """
-        try:
-            explain_failed_read(error, self.host.strategy, self.records)
-        except RetryError as temporary:
-            self.store.wait()
-            failure = {
-                "reason": temporary.fault,
-                "checkpoint": self.store.newest_step(),
-            }
-            if self._run_log and any(
-                event["event"] == "failed" and failure.items() <= event.items()
-                for event in read_events(self.config.training.output_dir)
-            ):
-                raise UserError(
-                    "a read must not fail twice in the same way",
-                    received=temporary.fault,
-                    remedy="Check the file system and the records: python -m "
-                    "data_prep.inspect_records.",
-                ) from None
-            self._log_event("failed", **failure)
-            raise
+        self.store.wait()
+        failure = {
+            "reason": error.fault,
+            "checkpoint": self.store.newest_step(),
+        }
+        if self._run_log and any(
+            event["event"] == "failed" and failure.items() <= event.items()
+            for event in read_events(self.config.training.output_dir)
+        ):
+            raise UserError(
+                "a read must not fail twice in the same way",
+                received=error.fault,
+                remedy="Check the file system and the records: python -m "
+                "data_prep.inspect_records.",
+            ) from None
+        self._log_event("failed", **failure)
 
     # The log.
 

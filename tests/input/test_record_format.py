@@ -8,11 +8,12 @@ import shutil
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster.host import Host
 from albert_tf.errors import UserError
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_format import (
     READING_ERRORS,
-    explain_failed_read,
+    explained_reads,
     serialize,
 )
 from albert_tf.input.record_sets import find_training_data
@@ -126,9 +127,9 @@ def test_a_failed_read_names_the_shard_and_the_command(
     records = stream._records
     with pytest.raises(READING_ERRORS) as failed:
         list(stream.open(0)(ONE).take(records.num_records // 12 + 1))
-    strategy = tf.distribute.get_strategy()
-    with pytest.raises(UserError) as raised:
-        explain_failed_read(failed.value, strategy, records)
+    host = Host(tf.distribute.get_strategy())
+    with pytest.raises(UserError) as raised, explained_reads(host, records):
+        raise failed.value
     assert f"{shard} has another SHA-256" in str(raised.value)
     command = f"inspect_records --input_file={shard.parent}`"
     assert command in str(raised.value)
@@ -137,8 +138,8 @@ def test_a_failed_read_names_the_shard_and_the_command(
 
     # Without checksums, as google-research/albert's records.
     unknown = dataclasses.replace(records, checksums={})
-    with pytest.raises(UserError) as raised:
-        explain_failed_read(failed.value, strategy, unknown)
+    with pytest.raises(UserError) as raised, explained_reads(host, unknown):
+        raise failed.value
     assert command in str(raised.value)
 
 

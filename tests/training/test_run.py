@@ -169,7 +169,7 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
         changes = {"eval_every_n_steps": 4, **changes}
         return tiny_run.make_config(tiny_records, tmp_path / name, **changes)
 
-    evaluate_whole = evaluate.Evaluator._collect
+    evaluate_whole = evaluate.Evaluator.collect
     for cut_at in (4, 12, 12):
         stop = StopRequest(tf.Variable(0.0))
 
@@ -180,7 +180,7 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
             return evaluate_whole(evaluator)
 
         with monkeypatch.context() as patch:
-            patch.setattr(evaluate.Evaluator, "_collect", evaluate_and_stop)
+            patch.setattr(evaluate.Evaluator, "collect", evaluate_and_stop)
             assert run_with(config("cut"), stop) == 143
         last = lines_without_timing(tmp_path / "cut")[-1]
         assert last["split"] == "train"
