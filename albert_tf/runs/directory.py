@@ -87,13 +87,13 @@ def check(config: PretrainingConfig, records: RecordSet) -> list[Checkpoint]:
             remedy="Choose a new --output_dir, and start from this model: "
             f"--init_checkpoint={run_dir}.",
         )
-    newest = CheckpointStore(run_dir, {}, writes=False).newest_step()
-    if newest is not None and newest > config.training.num_train_steps:
+    intact = [c for c in checkpoints if not c.fault]
+    if intact and intact[-1].step > config.training.num_train_steps:
         # The run would end at once, with other weights than those of its last
         # step.
         raise UserError(
-            f"num_train_steps must be at least {newest}, the step of the "
-            f"newest checkpoint in {run_dir}",
+            f"num_train_steps must be at least {intact[-1].step}, the step of "
+            f"the newest checkpoint in {run_dir}",
             received=config.training.num_train_steps,
             remedy="Raise it, choose another --output_dir, or move the later "
             "checkpoints to another directory.",

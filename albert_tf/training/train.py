@@ -120,11 +120,11 @@ class Position:
     # Whether the evaluation at this step was cut short, and must be repeated.
     to_evaluate: bool = False
 
-    def to_notes(self, **facts: Any) -> dict[str, Any]:
+    def to_notes(self) -> dict[str, Any]:
         """Notes of a checkpoint, as JSON; floats are restored bit for bit."""
         notes = dataclasses.asdict(self)
         del notes["step"]  # the checkpoint stores it itself
-        return {**notes, **facts}
+        return notes
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Moves to a checkpoint; other facts in its notes are ignored."""
@@ -236,15 +236,12 @@ class Trainer:
             initial.apply(self.state.variables())
         return checkpoint
 
-    def begin(
-        self, initial: WarmStart | None = None, began: float | None = None
-    ) -> None:
+    def begin(self, initial: WarmStart | None, began: float) -> None:
         """Starts the run, and opens its directory and its log.
 
         Args:
-            began: See `train`.
+            initial, began: See `start` and `train`.
         """
-        began = began or time.time()
         if not self.host.is_chief:
             logging.set_verbosity(logging.WARNING)
         restore_began = time.monotonic()
@@ -596,7 +593,9 @@ class Trainer:
             return
         loss = self.objective.selection_loss(metrics)
         with self.host.watchdog.limit("saving a checkpoint"):
-            is_new = self.store.save_best(position.step, self._notes(), loss)
+            is_new = self.store.save_best(
+                position.step, position.to_notes(), loss
+            )
         if is_new:
             self._log_checkpoint(best=True)
 
@@ -613,13 +612,11 @@ class Trainer:
         """Saves a checkpoint in the background, and logs it."""
         self._saved_at = time.monotonic()
         with self.host.watchdog.limit("saving a checkpoint"):
-            is_new = self.store.save(self.position.step, self._notes())
+            is_new = self.store.save(
+                self.position.step, self.position.to_notes()
+            )
         if is_new:
             self._log_checkpoint(best=False)
-
-    def _notes(self) -> dict[str, Any]:
-        rates = schedules.dropout_rates(self.position.step, self.config)
-        return self.position.to_notes(dropout=list(rates))
 
     def _log_checkpoint(self, *, best: bool) -> None:
         """Logs a checkpoint, and how long training waited for it."""

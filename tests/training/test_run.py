@@ -6,6 +6,7 @@ The runs are real, in this process. Faults are injected below the loop.
 import errno
 import math
 import shutil
+import time
 
 import pytest
 import tensorflow as tf
@@ -43,7 +44,7 @@ def run_with(config, stop, objective=None):
     host = Host(make_strategy(config.distribution), stop, writes=True)
     held_out = objective.find_held_out(data)
     trainer = Trainer(config, objective, data, host, held_out)
-    trainer.begin()
+    trainer.begin(None, time.time())
     return trainer.train()
 
 

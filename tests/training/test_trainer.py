@@ -75,7 +75,7 @@ def test_every_field_survives_a_checkpoint():
     restored = Position(0, {"loss": 0.0, "gradient_norm": 0.0})
     for field in dataclasses.fields(Position):
         assert getattr(restored, field.name) != getattr(saved, field.name)
-    notes = json.loads(json.dumps(saved.to_notes(extra="ignored")))
+    notes = json.loads(json.dumps({**saved.to_notes(), "extra": "ignored"}))
     restored.restore(Checkpoint("step-00000007", 7, notes))
     assert restored == saved
     # The checkpoint of another optimizer has other metrics.
