@@ -30,7 +30,7 @@ from albert_tf.config import ScoreConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.predict import read_plain, write_answers
 from albert_tf.records.features import MASK_ID
-from albert_tf.records.tokenization import Tokenizer, join
+from albert_tf.records.tokenization import Tokenizer, make_inputs
 
 _BATCH_TOKENS = 16_384  # of masked sequences
 _NUM_WORST = 5
@@ -114,7 +114,7 @@ def _nats_of_length(
     program: Any, ids: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
     """`_nats` of texts of equal length; all are `(texts, length)`."""
-    sequences = join(ids.tolist()).input_ids
+    sequences = make_inputs(ids.tolist()).input_ids
     columns = np.arange(sequences.shape[1])
     batch_size = max(1, _BATCH_TOKENS // len(columns))
     parts = []

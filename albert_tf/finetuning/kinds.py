@@ -58,7 +58,7 @@ from albert_tf.records.tokenization import (
     Tokenizer,
     cut_choices,
     first_tokens,
-    join,
+    make_inputs,
     sequence_length,
     truncate,
     warn_of_cut,
@@ -527,7 +527,7 @@ class _Texts(Kind):
             firsts, *seconds = map(reader.tokenize, texts)
             lengths += map(sequence_length, zip(firsts, *seconds, strict=True))
             segments = truncate(firsts, seconds[0] if seconds else None, length)
-            inputs = join(*segments, length)
+            inputs = make_inputs(*segments, length)
             for example, *rows in zip(batch, *inputs, strict=True):
                 values = ModelInputs(*rows)._asdict()
                 yield values | self.label_values(examples.task, example)
@@ -869,7 +869,7 @@ class MultipleChoice(Kind):
             ]
             passage, *choices = reader.tokenize([example.passage, *texts])
             cut = cut_choices(passage, choices, longest, length)
-            inputs = join(*cut, length)._asdict()
+            inputs = make_inputs(*cut, length)._asdict()
             yield inputs | self.label_values(examples.task, example)
 
 
@@ -1006,7 +1006,7 @@ class TokenClassification(_WithClasses):
             if example.label is not None:
                 labels[positions[words]] = np.array(example.label)[words]
             ids = [piece for word in pieces for piece in word]
-            inputs = join([ids[: length - 2]], length=length)._asdict()
+            inputs = make_inputs([ids[: length - 2]], length=length)._asdict()
             yield inputs | {"word_numbers": numbers, "token_labels": labels}
 
     def weights(self, batch: Tensors) -> tf.Tensor:

@@ -26,7 +26,7 @@ from albert_tf.errors import UserError
 from albert_tf.records.tokenization import (
     GOOGLE_ALBERT,
     Tokenizer,
-    join,
+    make_inputs,
 )
 
 _WORD = re.compile(r"\S+")
@@ -247,7 +247,7 @@ class DocumentWindows:
         """The sequence of a window as inputs of a model, int32, `(length,)`."""
         begin, end = self.spans[window]
         tokens = self.tokens.ids[begin:end].tolist()
-        inputs = join([self.query], [tokens], length)._asdict()
+        inputs = make_inputs([self.query], [tokens], length)._asdict()
         inputs["p_mask"] = make_p_mask(inputs["segment_ids"])
         return {name: rows[0] for name, rows in inputs.items()}
 

@@ -315,7 +315,7 @@ class Tokenizer:
             return [self.encode_with_masks(text) for text in texts]
 
         seconds = None if text_pairs is None else ids(text_pairs)
-        return join(*truncate(ids(texts), seconds, max_seq_length))
+        return make_inputs(*truncate(ids(texts), seconds, max_seq_length))
 
     def decode(self, ids: Any) -> Any:
         """The text of token ids, or of each row of them.
@@ -570,7 +570,7 @@ def warn_of_cut(
 def truncate(
     firsts: Tokens, seconds: Tokens | None, max_seq_length: int
 ) -> tuple[Tokens, Tokens | None]:
-    """Cuts texts, or pairs of texts, to fit into a sequence; see `join`."""
+    """Cuts texts, or pairs of texts, to fit in a row; see `make_inputs`."""
     smallest = 2 if seconds is None else 3
     if max_seq_length < smallest:
         raise ValueError(
@@ -595,7 +595,7 @@ def cut_choices(
     max_choice_length: int,
     max_seq_length: int,
 ) -> tuple[Tokens, Tokens]:
-    """Cuts a context, once for each choice, and the choices; see `join`.
+    """Cuts a context, once for each choice, and the choices; see `make_inputs`.
 
     Choices, with their question, keep their last `max_choice_length` tokens;
     the context loses its end, as in google-research/albert.
@@ -623,7 +623,7 @@ def first_tokens(
     return positions, is_read
 
 
-def join(
+def make_inputs(
     firsts: Tokens, seconds: Tokens | None = None, length: int = 0
 ) -> ModelInputs:
     """Makes the sequences of texts, or of pairs of texts.
@@ -634,7 +634,7 @@ def join(
         length: Length of the rows; 0 for that of the longest sequence.
 
     Example:
-        >>> inputs = join([[7], [7, 7]], [[8, 9], []])
+        >>> inputs = make_inputs([[7], [7, 7]], [[8, 9], []])
         >>> inputs.input_ids.tolist()
         [[2, 7, 3, 8, 9, 3], [2, 7, 7, 3, 3, 0]]
         >>> inputs.segment_ids.tolist()

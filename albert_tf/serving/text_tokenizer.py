@@ -217,7 +217,7 @@ def pack(
         kept = tf.maximum(tokens - second.row_lengths(), (tokens + 1) // 2)
         first = cut(first, kept)
         segments = [first, cut(second, tokens - first.row_lengths())]
-    return join(segments)
+    return join_segments(segments)
 
 
 def pack_choices(
@@ -226,7 +226,7 @@ def pack_choices(
     max_choice_length: int,
     max_length: int,
 ) -> PackedTexts:
-    """As `tokenization.cut_choices` and `join`, in the graph.
+    """As `tokenization.cut_choices` and `make_inputs`, in the graph.
 
     Args:
         contexts: int32, `(batch, tokens)`.
@@ -240,7 +240,7 @@ def pack_choices(
     num_choices = choices.nrows() // tf.maximum(contexts.nrows(), 1)
     rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
     first = cut(tf.gather(contexts, rows), room - choices.row_lengths())
-    return join([first, choices])
+    return join_segments([first, choices])
 
 
 def first_tokens(
@@ -251,7 +251,7 @@ def first_tokens(
     return positions, (num_tokens > 0) & (positions < max_length - 1)
 
 
-def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
+def join_segments(segments: list[tf.RaggedTensor]) -> PackedTexts:
     """Joins one or two segments, int32, `(batch, tokens)`; see `pack`."""
     batch = segments[0].nrows()
     cls_ids, sep_ids = (

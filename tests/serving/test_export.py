@@ -19,7 +19,7 @@ from albert_tf.interop.convert import write_run as write_weights
 from albert_tf.interop.formats import make_model
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
-from albert_tf.records.tokenization import Tokenizer, join, truncate
+from albert_tf.records.tokenization import Tokenizer, make_inputs, truncate
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.directory import load_config, write_config
 from albert_tf.serving.export import (
@@ -124,7 +124,8 @@ def test_signatures_of_text_answer_as_those_of_ids(served, trained, pairs):
         [trained[1].encode_batch([text]).ids.tolist() for text in given]
         for given in inputs.values()
     ]
-    batch = join(*truncate(ids[0], ids[1] if pairs else None, 17), 17)._asdict()
+    cut = truncate(ids[0], ids[1] if pairs else None, 17)
+    batch = make_inputs(*cut, 17)._asdict()
     length = batch["input_mask"].sum(1).max()
     batch = {name: values[:, :length] for name, values in batch.items()}
     expected = {**call(served, "encode", batch), **batch}

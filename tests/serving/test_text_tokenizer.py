@@ -15,7 +15,7 @@ from albert_tf.records.tokenization import (
     Tokenizer,
     cut_choices,
     first_tokens,
-    join,
+    make_inputs,
     normalize,
     truncate,
 )
@@ -141,8 +141,8 @@ def test_pairs_are_cut_as_in_bert():
             cut_as_bert(*pair, max_length - 3)
             for pair in zip(firsts, seconds, strict=True)
         ]
-        wanted = join(*map(list, zip(*pairs, strict=True)))
-        in_python = join(*truncate(firsts, seconds, max_length))
+        wanted = make_inputs(*map(list, zip(*pairs, strict=True)))
+        in_python = make_inputs(*truncate(firsts, seconds, max_length))
         for values, others in zip(wanted, in_python, strict=True):
             np.testing.assert_array_equal(values, others)
         for name, values in wanted._asdict().items():
@@ -165,14 +165,14 @@ def test_choices_are_cut_by_one_table(case):
     num_context, nums, longest, max_length, kept = case
     context = list(range(100, 100 + num_context))
     choices = [list(range(200, 200 + num)) for num in nums]
-    wanted = join(
+    wanted = make_inputs(
         [context[begin:end] for begin, end, _, _ in kept],
         [
             choice[begin:end]
             for choice, (_, _, begin, end) in zip(choices, kept, strict=True)
         ],
     )
-    in_python = join(*cut_choices(context, choices, longest, max_length))
+    in_python = make_inputs(*cut_choices(context, choices, longest, max_length))
     in_graph = pack_choices(
         tf.ragged.constant([context], tf.int32, ragged_rank=1),
         tf.ragged.constant(choices, tf.int32),
