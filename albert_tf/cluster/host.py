@@ -79,9 +79,7 @@ def connect(
         if can_stop:
             stop = block.enter_context(watch_for_stop())
         block.enter_context(workers.name_lost_workers(strategy))
-        # A single process on a CPU or GPU waits for no one else, and its first
-        # step may take any time.
-        cluster = runtime_of(strategy).cluster
-        can_hang = cluster.device_type == "TPU" or cluster.num_processes > 1
+        # Without others, the first step may take any time.
+        can_hang = runtime_of(strategy).cluster.can_be_lost
         watchdog = Watchdog(config.hang_timeout_s if can_hang else 0)
         yield Host(strategy, stop, watchdog)

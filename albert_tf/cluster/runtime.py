@@ -49,6 +49,14 @@ class Cluster:
     num_processes: int
     process_index: int  # of this process, from 0 on
 
+    @property
+    def can_be_lost(self) -> bool:
+        """Whether this process may wait for ever for a TPU or another process.
+
+        A single process on CPUs or GPUs waits for no one else.
+        """
+        return self.device_type == "TPU" or self.num_processes > 1
+
 
 class Runtime(Protocol):
     """What both runtimes have."""
@@ -210,9 +218,7 @@ class TensorFlowRuntime:
 
     def is_lost(self, error: Exception) -> bool:
         # TensorFlow does not say whose error it is.
-        on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
-        has_others = on_tpu or self.cluster.num_processes > 1
-        return has_others and isinstance(error, LOSS_ERRORS)
+        return self.cluster.can_be_lost and isinstance(error, LOSS_ERRORS)
 
     def leave_at_exit(self, error: Exception) -> None:
         pass

@@ -111,8 +111,8 @@ def name_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         RetryError: If the block failed because another process, or a TPU, did
             not answer.
     """
-    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     runtime = runtime_of(strategy)
+    on_tpu = runtime.cluster.device_type == "TPU"
     try:
         yield
     except Exception as error:
