@@ -27,7 +27,8 @@ from albert_tf.cluster.runtime import (
     Loop,
     ReplicaFunction,
 )
-from albert_tf.cluster.workers import TRY_S, end_with_lost_worker
+from albert_tf.cluster.servers import TRY_S
+from albert_tf.cluster.workers import end_with_lost_worker
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 from albert_tf.io import faults

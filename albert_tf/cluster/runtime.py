@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import tensorflow as tf
 
+from albert_tf.cluster import servers
 from albert_tf.cluster.tensorflow_private import strategy_of
 
 # A function of the batch of a replica, and of scalars of its process. It
@@ -110,7 +111,8 @@ class Runtime(Protocol):
         """Whether an error may be the loss of another process, or of a TPU.
 
         With JAX, waits until the loss would have been found, which ends this
-        process; after that, the error is its own.
+        process; after that, the error is its own. TensorFlow does not say whose
+        an internal error is: it is its own if all others can be reached.
         """
 
     def leave_at_exit(self, error: Exception) -> None:
@@ -217,8 +219,16 @@ class TensorFlowRuntime:
         )
 
     def is_lost(self, error: Exception) -> bool:
-        # TensorFlow does not say whose error it is.
-        return self.cluster.can_be_lost and isinstance(error, LOSS_ERRORS)
+        cluster = self.cluster
+        if not cluster.can_be_lost or not isinstance(error, LOSS_ERRORS):
+            return False
+        is_internal = isinstance(error, tf.errors.InternalError)
+        if is_internal and cluster.num_processes > 1:
+            spec = self.strategy.cluster_resolver.cluster_spec().as_dict()
+            others = dict(enumerate(spec["worker"]))
+            del others[cluster.process_index]
+            return bool(servers.name_silent(others))
+        return True
 
     def leave_at_exit(self, error: Exception) -> None:
         pass

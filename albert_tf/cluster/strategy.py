@@ -11,7 +11,13 @@ import threading
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import devices, pjrt, tensorflow_private, workers
+from albert_tf.cluster import (
+    devices,
+    pjrt,
+    servers,
+    tensorflow_private,
+    workers,
+)
 from albert_tf.cluster.runtime import LOSS_ERRORS, runtime_of
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig, DistributionConfig
@@ -82,7 +88,7 @@ def _tensorflow_strategy(
 def _pjrt_strategy(config: DistributionConfig) -> tuple[str, pjrt.PjrtStrategy]:
     first = None
     if os.environ.get("TF_CONFIG"):
-        addresses, index = workers.read_workers()
+        addresses, index = servers.read_workers()
         first = addresses[0], len(addresses), index
     return "pjrt", pjrt.make_strategy(config, first)
 
@@ -166,7 +172,7 @@ def _mirrored_strategy(*devices: str) -> tf.distribute.Strategy:
 
 
 def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
-    addresses, index = workers.read_workers()
+    addresses, index = servers.read_workers()
     logging.info(
         "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: %s",
         timeout_s,
@@ -176,7 +182,7 @@ def _multi_worker_strategy(timeout_s: int) -> tf.distribute.Strategy:
         # The servers of the others start without this worker. TensorFlow holds
         # Python's interpreter lock while the first worker waits for them, so
         # that this process could not name those that are missing.
-        workers.wait_for_servers(
+        servers.wait_for_servers(
             dict(enumerate(addresses[1:], start=1)),
             timeout_s,
             "Check their logs, and that this machine reaches these addresses "

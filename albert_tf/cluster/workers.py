@@ -1,9 +1,9 @@
-"""Other processes of a run: addresses, lost workers, equal steps.
+"""Other processes of a run: lost workers, equal steps.
 
 If a worker is killed or unreachable, TensorFlow lets the others wait for ever.
 These functions end the run instead, within `--worker_timeout_s`:
 
-1. `wait_for_servers` names the servers that never start;
+1. `servers.wait_for_servers` names the servers that never start;
 2. `tensorflow_private.detect_unresponsive_workers` makes TensorFlow's
    coordination service watch the heartbeats of all workers;
 3. `name_lost_workers` turns TensorFlow's errors into a `RetryError`;
@@ -12,16 +12,11 @@ These functions end the run instead, within `--worker_timeout_s`:
 
 import contextlib
 import ctypes
-import json
 import os
-import re
 import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from absl import logging
@@ -29,75 +24,6 @@ from absl import logging
 from albert_tf.cluster import tensorflow_private
 from albert_tf.cluster.runtime import runtime_of
 from albert_tf.errors import RetryError, UserError, first_line
-
-# Longest time for one connection.
-TRY_S = 5.0
-_SECONDS_BETWEEN_TRIES = 0.5
-
-
-def read_workers() -> tuple[list[str], int]:
-    """Reads TF_CONFIG: HOST:PORT of all workers, and the index of this one.
-
-    Raises:
-        UserError: If TF_CONFIG is missing or malformed.
-    """
-    text = os.environ.get("TF_CONFIG", "")
-    try:
-        value = json.loads(text)
-        ((job, addresses),) = value["cluster"].items()
-        index = int(value["task"]["index"])
-        valid = (
-            job == value["task"]["type"] == "worker"
-            and index in range(len(addresses))
-            and all(re.fullmatch(r".+:\d+", address) for address in addresses)
-        )
-    except (ValueError, TypeError, LookupError, AttributeError):
-        valid = False
-    if not valid:
-        raise UserError(
-            "TF_CONFIG must be a JSON object with task, and with a cluster of "
-            "workers only, each with an address HOST:PORT, e.g. "
-            '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
-            '"task": {"type": "worker", "index": 0}}',
-            received=repr(text),
-        )
-    return addresses, index
-
-
-def wait_for_servers(
-    addresses: Mapping[int, str], timeout_s: float, remedy: str
-) -> None:
-    """Waits until servers, HOST:PORT by index of the worker, are connectable.
-
-    Raises:
-        RetryError: If some are not; it names them and has this remedy.
-    """
-    deadline = time.monotonic() + timeout_s
-    while silent := _name_silent(addresses):
-        if time.monotonic() > deadline:
-            raise RetryError(
-                f"all workers must start within worker_timeout_s={timeout_s:g}",
-                received=f"no answer from {silent}",
-                remedy=remedy,
-            )
-        time.sleep(_SECONDS_BETWEEN_TRIES)
-
-
-def _name_silent(addresses: Mapping[int, str]) -> str:
-    """Names the servers that accept no connection: "worker 1 at a:2"."""
-
-    def describe(index: int) -> str:
-        host, _, port = addresses[index].rpartition(":")
-        try:  # an IPv6 address has brackets, as in gRPC
-            server = host.strip("[]"), int(port)
-            socket.create_connection(server, TRY_S).close()
-        except (OSError, UnicodeError):  # or a bad host name
-            return f"worker {index} at {addresses[index]}"
-        return ""
-
-    # In parallel: an address behind a firewall takes seconds.
-    with futures.ThreadPoolExecutor(len(addresses) or 1) as pool:
-        return ", ".join(filter(None, pool.map(describe, addresses)))
 
 
 @contextlib.contextmanager

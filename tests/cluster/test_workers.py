@@ -9,7 +9,8 @@ import types
 
 import pytest
 
-from albert_tf.cluster.workers import wait_for_all, wait_for_servers
+from albert_tf.cluster.servers import wait_for_servers
+from albert_tf.cluster.workers import wait_for_all
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from tests.helpers import disagreeing_worker, failing_worker, tiny_run
 from tests.helpers.forked_program import ForkedProgram
@@ -131,12 +132,16 @@ def test_different_steps_are_errors(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.jax
 @pytest.mark.parametrize(
-    ("fault", "status"), [("abort", -signal.SIGABRT), ("error", 1)]
+    ("runtime", "fault", "status"),
+    [
+        ("tensorflow", "internal", 1),
+        pytest.param("pjrt", "abort", -signal.SIGABRT, marks=pytest.mark.jax),
+        pytest.param("pjrt", "error", 1, marks=pytest.mark.jax),
+    ],
 )
 def test_a_worker_that_fails_by_itself_keeps_its_status(
-    tmp_path, fault, status
+    tmp_path, runtime, fault, status
 ):
     """The other one loses a worker, and may be started again."""
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
@@ -145,10 +150,13 @@ def test_a_worker_that_fails_by_itself_keeps_its_status(
         task = {"type": "worker", "index": index}
         variable = json.dumps({"cluster": cluster, "task": task})
         environment = {**os.environ, "TF_CONFIG": variable}
-        worker = ForkedProgram(failing_worker.__name__, [act], environment, log)
+        arguments = [runtime, act]
+        worker = ForkedProgram(
+            failing_worker.__name__, arguments, environment, log
+        )
         workers.append(worker)
     found = [worker.wait(PATIENCE_S) for worker in reversed(workers)]
     assert found == [status, RETRY_STATUS], log.read_text()
     said = log.read_text()
     assert said.count("error: all workers of the run must answer") == 1
-    assert said.count("error: ") == (1 if fault == "abort" else 2)
+    assert said.count("error: ") == (2 if fault == "error" else 1)

@@ -1,10 +1,11 @@
-"""A worker of JAX's runtime that fails, or waits for one that fails.
+"""A worker that fails, or waits for one that fails.
 
-python -m tests.helpers.failing_worker abort|error|wait
+python -m tests.helpers.failing_worker RUNTIME abort|error|internal|wait
 """
 
 import ctypes
 
+import tensorflow as tf
 from absl import app
 
 from albert_tf.cluster.host import connect
@@ -16,14 +17,18 @@ TIMEOUT_S = 20
 
 def main(arguments: list[str]) -> None:
     config = DistributionConfig(
-        runtime="pjrt", strategy="multi_worker", worker_timeout_s=TIMEOUT_S
+        runtime=arguments[1],
+        strategy="multi_worker",
+        worker_timeout_s=TIMEOUT_S,
     )
     with connect(config) as host:
         host.runtime.sum_over_replicas([1.0])  # both have started
-        if arguments[1] == "abort":
+        if arguments[2] == "abort":
             ctypes.CDLL(None).abort()
-        if arguments[1] == "error":
+        if arguments[2] == "error":
             raise UserError("the records of this worker must be intact")
+        if arguments[2] == "internal":
+            raise tf.errors.InternalError(None, None, "a kernel failed")
         while True:
             host.runtime.sum_over_replicas([1.0])
 
