@@ -81,7 +81,6 @@ ENDS = {
     "max_predictions_per_seq": "max_predictions_per_seq",
     "packing": "packing",
     "input_lanes": "input_lanes",
-    "synthetic_input": "synthetic_input",
     "divergence_loss_increase": "divergence_loss_increase",
 }
 # Settings whose change a line of the log explains, and words of it.
