@@ -13,8 +13,9 @@ has the same task with `--mode=eval`.
 - five_gram: interpolated Kneser-Ney from the 4 tokens before and from the 4
   tokens after, multiplied, and divided by the unigram frequency: the
   probability if the two sides are independent given the token. A context that
-  was not counted, e.g. with [MASK], is shortened. Where the input is not
-  [MASK], the piece that it has gets a higher probability, by the masking rule.
+  was not counted is shortened; next to [MASK], the shorter one has the counts
+  of the text. Where the input is not [MASK], the piece that it has gets a
+  higher probability, by the masking rule.
 
 Reference:
     [Chen and Goodman, 1998](https://dash.harvard.edu/handle/1/25104739),
@@ -91,7 +92,7 @@ class NgramModel:
     ) -> None:
         self._vocab_size = vocab_size
         # By length of the context, different n-grams in order: context, as one
-        # number, token, and count.
+        # number, token, count, and count below a longer n-gram.
         self._grams: list[list[np.ndarray]] = []
         gram_of = np.empty(len(tokens), np.int64)
         for context in contexts:
@@ -100,12 +101,12 @@ class NgramModel:
             is_new = np.append(True, changes != 0)
             first = order[is_new]
             if self._grams:
-                # Kneser-Ney: a shorter n-gram counts once for each different
-                # token in front of it.
+                # Kneser-Ney: below a longer n-gram, a shorter one counts once
+                # for each different token in front of it.
                 self._grams[-1][-1] = np.bincount(gram_of[first])
             gram_of[order] = np.cumsum(is_new) - 1
             counts = np.bincount(gram_of)
-            self._grams.append([context[first], tokens[first], counts])
+            self._grams.append([context[first], tokens[first], counts, counts])
 
     def probabilities(self, contexts: Contexts) -> np.ndarray:
         """Distributions of the next token.
@@ -118,16 +119,24 @@ class NgramModel:
         """
         size = self._vocab_size
         result = np.full((len(contexts[0]), size), 1 / size)
-        for context, grams in zip(contexts, self._grams, strict=True):
-            known, tokens, counts = grams
-            discount = _discount(counts)
+        for length, (context, grams) in enumerate(
+            zip(contexts, self._grams, strict=True)
+        ):
+            known, tokens, counts, continuations = grams
             begins = np.searchsorted(known, context, "left")
             ends = np.searchsorted(known, context, "right")
-            for row, begin, end in zip(result, begins, ends, strict=True):
-                if begin < end:
-                    here = counts[begin:end]
-                    row *= discount * len(here) / here.sum()
-                    row[tokens[begin:end]] += (here - discount) / here.sum()
+            is_cut = np.zeros(len(context), bool)
+            if length + 1 < len(contexts):
+                # [MASK] is next, and could be any token. So the context is not
+                # a new one, for which the other counts are.
+                is_cut = contexts[length + 1] - context * size == MASK_ID
+            for used, rows in (counts, is_cut), (continuations, ~is_cut):
+                discount = _discount(used)
+                for i in np.flatnonzero(rows & (begins < ends)):
+                    part = slice(begins[i], ends[i])
+                    here = used[part]
+                    result[i] *= discount * len(here) / here.sum()
+                    result[i, tokens[part]] += (here - discount) / here.sum()
         return result
 
 
