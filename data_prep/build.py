@@ -413,7 +413,8 @@ def _judge_text(built: BuiltRecords, tokenizer: Tokenizer) -> None:
     """Warns of a form of the text or a vocabulary that does not suit."""
     if tokenizer.has_symbols:
         counts = built.piece_counts
-        text.refuse_unknown(int(counts[UNK_ID]), int(counts.sum()), "")
+        names = "; data_prep.train_tokenizer names them"
+        text.refuse_unknown(int(counts[UNK_ID]), int(counts.sum()), names)
         return
     if warning := judge_form(built.text_form):
         logging.warning("%s", warning)
