@@ -347,7 +347,7 @@ def _find_masks(
         tf.zeros_like(input_ids) + tf.range(tf.shape(input_ids)[1]),
         input_ids == MASK_ID,
     )
-    shape = [-1, tf.reduce_max(masks)]
+    shape = [-1, tf.maximum(tf.reduce_max(masks), 0)]  # there may be no texts
     padded = positions.to_tensor(0, shape=shape)
     is_kept = tf.ones_like(positions).to_tensor(0, shape=shape)
     return padded, is_kept > 0

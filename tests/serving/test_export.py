@@ -193,6 +193,15 @@ def test_long_texts_are_cut_and_lost_masks_have_no_answer(served):
     assert [i for i, piece in enumerate(ids) if piece == SEP_ID] == [15, 16]
 
 
+def test_no_texts_have_no_answers(served):
+    for name, function in served.signatures.items():
+        specs = function.structured_input_signature[1]
+        if "text" in specs:
+            empty = {text: tf.constant([], tf.string) for text in specs}
+            for values in function(**empty).values():
+                assert values.shape[0] == 0, name
+
+
 def test_a_sequence_longer_than_the_model_is_refused(served):
     """No other error comes first, however the operations are scheduled."""
     batch = make_batch(examples=2, length=20)
