@@ -4,12 +4,9 @@ The batch of step s is batch s of an endless stream, which is a function of the
 seed.
 """
 
-import functools
-from collections.abc import Callable
-
 from albert_tf.config import DataConfig
 from albert_tf.input import pipeline
-from albert_tf.input.record_format import RecordFormat, pretraining_format
+from albert_tf.input.record_format import RecordFormat
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.records.features import TOKEN_LABELS, features_to_read
 
@@ -20,8 +17,7 @@ class BatchStream:
     Args:
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
-        format_of: Returns the format of a set of records; by default the
-            format of pretraining.
+        record_format: That of `records`.
     """
 
     def __init__(
@@ -29,19 +25,17 @@ class BatchStream:
         records: RecordSet,
         config: DataConfig,
         seed: int,
-        format_of: Callable[[RecordSet], RecordFormat] | None = None,
+        record_format: RecordFormat,
     ) -> None:
         self._records = records
         self._config = config
         self._seed = seed
-        self._format_of = format_of or functools.partial(
-            pretraining_format, config=config
-        )
+        self._format = record_format
 
     def open(self, step: int) -> pipeline.MakeDataset:
         """The stream from a step on, as a function that opens it."""
         if self._config.synthetic_input:
-            limits = self._format_of(self._records).limits
+            limits = self._format.limits
             has_labels = TOKEN_LABELS in limits
             return pipeline.synthetic_dataset(
                 self._config,
@@ -49,11 +43,7 @@ class BatchStream:
                 limits,
             )
         return pipeline.training_dataset(
-            self._records,
-            self._config,
-            self._seed,
-            step,
-            self._format_of(self._records),
+            self._records, self._config, self._seed, step, self._format
         )
 
 

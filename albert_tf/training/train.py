@@ -202,7 +202,7 @@ class Trainer:
             records,
             config.data,
             config.training.seed,
-            objective.record_format,
+            objective.record_format(records),
         )
         names = metric_names(config, objective)
         self.position = Position(0, dict.fromkeys(names, 0.0))

@@ -24,13 +24,9 @@ NO_DROPOUT = DropoutRates(0.0, 0.0)
 
 def make_dataset(config: PretrainingConfig, objective: Objective) -> Any:
     """The batches of a training, as a function of the input context."""
-    stream = BatchStream(
-        objective.find_training_data(),
-        config.data,
-        config.training.seed,
-        format_of=objective.record_format,
-    )
-    return stream.open(0)
+    records, seed = objective.find_training_data(), config.training.seed
+    record_format = objective.record_format(records)
+    return BatchStream(records, config.data, seed, record_format).open(0)
 
 
 class StepProgram:

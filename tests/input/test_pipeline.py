@@ -23,6 +23,7 @@ from albert_tf.records.masking import mask_rows
 from albert_tf.training.pretraining import Pretraining
 from data_prep import build_tfrecords
 from tests.helpers import tiny_run
+from tests.helpers.step_program import make_dataset
 
 ONE = tf.distribute.InputContext()
 
@@ -54,7 +55,8 @@ def take(
     **changes,
 ):
     data = dataclasses.replace(config.data, **changes)
-    dataset = BatchStream(records, data, 7).open(start_step)
+    record_format = pretraining_format(records, data)
+    dataset = BatchStream(records, data, 7, record_format).open(start_step)
     return list(dataset(context).take(num_batches).as_numpy_iterator())
 
 
@@ -346,17 +348,12 @@ def test_batches_of_all_records_have_the_same_features(
         settings, num_slots = tiny_run.PACKING, 6 + 4 - 1
     elif masking == "dynamic":
         settings, num_slots = {"max_predictions_per_seq": 4}, 4
+    configs = (
+        tiny_run.make_config(records, tmp_path, **settings),
+        tiny_run.make_synthetic_config(tmp_path, **settings),
+    )
     real, made = (
-        BatchStream(
-            Pretraining(config).find_training_data(),
-            config.data,
-            7,
-            format_of=Pretraining(config).record_format,
-        ).open(7)
-        for config in (
-            tiny_run.make_config(records, tmp_path, **settings),
-            tiny_run.make_synthetic_config(tmp_path, **settings),
-        )
+        make_dataset(config, Pretraining(config)) for config in configs
     )
     for num_rows, context in (8, ONE), (4, tf.distribute.InputContext(1, 0, 2)):
         spec = real(context).element_spec

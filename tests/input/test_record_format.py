@@ -47,12 +47,9 @@ def make_stream(copied, tmp_path):
         config = tiny_run.make_config(
             copied, tmp_path / "run", **{"shuffle_block_size": 1, **changes}
         )
-        return BatchStream(
-            find_training_data(config),
-            config.data,
-            SEED,
-            format_of=Pretraining(config).record_format,
-        )
+        records = find_training_data(config)
+        record_format = Pretraining(config).record_format(records)
+        return BatchStream(records, config.data, SEED, record_format)
 
     return make
 
