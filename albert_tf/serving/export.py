@@ -44,7 +44,6 @@ from albert_tf.serving.constant_weights import make_constant
 from albert_tf.serving.kinds import (
     KINDS,
     PACKED,
-    Answer,
     Outputs,
     Signatures,
     as_signature,
@@ -138,7 +137,10 @@ def load(config: ExportConfig, **changes: Any) -> LoadedRun:
     run, model, step = load_run(
         config.run_dir, config.checkpoint_step, **changes
     )
-    run = run.replace(max_seq_length=_length_of_texts(config, run))
+    length = run.data.max_seq_length
+    if isinstance(run, FinetuningConfig):
+        length = run.data.text_length
+    run = run.replace(max_seq_length=config.max_seq_length or length)
     vocabulary = posixpath.join(config.run_dir, TOKENIZER_FILE)
     tokenizer = None
     if exists(vocabulary):
@@ -184,14 +186,6 @@ def write_assets(loaded: LoadedRun, directory: str) -> None:
         tf.io.gfile.copy(loaded.vocabulary, path(TOKENIZER_FILE))
 
 
-def _length_of_texts(config: ExportConfig, run: PretrainingConfig) -> int:
-    """The `max_seq_length` that was given in training, or for the export."""
-    of_run = run.data.max_seq_length
-    if isinstance(run, FinetuningConfig):
-        of_run = run.data.text_length
-    return config.max_seq_length or of_run
-
-
 def _describe_answers(
     config: ExportConfig, run: FinetuningConfig
 ) -> dict[str, Any]:
@@ -199,42 +193,16 @@ def _describe_answers(
     threshold = float(
         config.null_threshold or null_threshold(config.run_dir, run)
     )
-    settings = ("doc_stride", "max_query_length", "max_answer_length")
+    task = run.task
     return {
         "squad_head": run.head.squad_head,
         # JSON has no infinity, the threshold of SQuAD 1.1.
         "null_threshold": None if math.isinf(threshold) else threshold,
-        **{name: getattr(run.task, name) for name in settings},
-        "n_best_size": run.task.n_best_size,
+        "doc_stride": task.doc_stride,
+        "max_query_length": task.max_query_length,
+        "max_answer_length": task.max_answer_length,
+        "n_best_size": task.n_best_size,
     }
-
-
-# --- signatures -------------------------------------------------------------
-
-
-def _serve_embeddings(
-    encode: Answer, tokenizer: TextTokenizer | None, max_seq_length: int
-) -> Signatures:
-    """The signatures that return an embedding of each text.
-
-    `encode` returns the `sequence_output` of ids, among others.
-    """
-
-    def embed(*packed: tf.Tensor) -> Outputs:
-        _, input_mask, _ = packed
-        hidden = encode(*packed)["sequence_output"]
-        embedding = mean_of_tokens(hidden, input_mask)
-        return {
-            "embedding": embedding,
-            "normalized_embedding": tf.math.l2_normalize(embedding, axis=-1),
-        }
-
-    signatures = {"embed": as_signature(embed, PACKED)}
-    if tokenizer:
-        signatures["embed_text"] = from_texts(
-            embed, tokenizer, max_seq_length, "text"
-        )
-    return signatures
 
 
 # --- pretrained models -------------------------------------------------------
@@ -304,6 +272,15 @@ def serve_pretrained(
             ),
         }
 
+    def embed(*packed: tf.Tensor) -> Outputs:
+        _, input_mask, _ = packed
+        hidden = forward(*packed)["sequence_output"]
+        embedding = mean_of_tokens(hidden, input_mask)
+        return {
+            "embedding": embedding,
+            "normalized_embedding": tf.math.l2_normalize(embedding, axis=-1),
+        }
+
     def classify(*packed: tf.Tensor) -> Outputs:
         probabilities = tf.nn.softmax(forward(*packed)["sentence_logits"])
         columns = tf.unstack(probabilities, axis=-1)
@@ -316,7 +293,7 @@ def serve_pretrained(
         "serving_default": encode_ids,
         "encode": encode_ids,
         "fill_mask": as_signature(fill, with_masks),
-        **_serve_embeddings(forward, tokenizer, max_seq_length),
+        "embed": as_signature(embed, PACKED),
     }
     sentence = predict.SENTENCE_ANSWERS.get(pretrainer.sentence_objective)
     if sentence:
@@ -324,6 +301,7 @@ def serve_pretrained(
     if tokenizer:
         texts = tokenizer, max_seq_length, "text"
         pairs = *texts, "text_pair"
+        signatures["embed_text"] = from_texts(embed, *texts)
         signatures["encode_text"] = from_texts(encode_text, *texts)
         signatures["encode_text_pair"] = from_texts(encode_text, *pairs)
         signatures["fill_mask_text"] = as_signature(fill_text, strings("text"))
