@@ -292,7 +292,7 @@ def describe(found: Estimate, price_per_device_hour: float = 0.0) -> str:
         )
     verdict = "fits" if found.fits else "DOES NOT FIT. " + _remedy(found)
     lines = [f"  {name:18}{text}" for name, text in shown.items()]
-    return "\n".join([verdict, *lines])
+    return "\n".join([verdict, *lines, CAVEATS])
 
 
 def _times(found: Estimate, of: Callable[[float], float]) -> str:
@@ -348,7 +348,7 @@ def main(config: CompileCheckConfig) -> int:
         print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
         said = describe(found, config.price_per_device_hour)
-        print(where.description, said, CAVEATS, sep="\n")
+        print(where.description, said, sep="\n")
     return 0 if found.fits else EXIT_DOES_NOT_FIT
 
 
