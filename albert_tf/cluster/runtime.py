@@ -27,7 +27,6 @@ ReplicaFunction = Callable[
 # number of its steps, and a number that is not 0 after a request to stop.
 Loop = Callable[[Iterator[Any], Any, Any], tuple[Any, Any, Any]]
 
-
 # What TensorFlow raises when another process, or a TPU, is lost. An operation
 # of this process may raise the same.
 LOSS_ERRORS = (

@@ -61,14 +61,11 @@ def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
 def metric_names(
     config: PretrainingConfig, objective: Objective
 ) -> tuple[str, ...]:
-    """The metrics of a step, in the order of the result of a step."""
-    adapted = ("trust_ratio_min", "trust_ratio_mean", "trust_ratio_max")
-    return (
-        *objective.metric_names,
-        "gradient_norm",
-        "update_norm",
-        *(adapted if config.optimizer.optimizer == "lamb" else ()),
-    )
+    """The metrics of a step, in the order of the vector that it returns."""
+    names = (*objective.metric_names, "gradient_norm", "update_norm")
+    if config.optimizer.optimizer == "lamb":
+        names += ("trust_ratio_min", "trust_ratio_mean", "trust_ratio_max")
+    return names
 
 
 def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
@@ -88,6 +85,7 @@ def make_replica_step(
 
     Args:
         state: Updated in place.
+        rates: Constants of the program.
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
 
     Returns:
@@ -114,14 +112,16 @@ def make_replica_step(
         _, weights = _sum_over_replicas([], objective.weights(batch))
 
         def add_gradients(
-            part: Batch, number: Any, so_far: Sequence[tf.Tensor] | None
+            micro_batch: Batch, number: Any, so_far: Sequence[tf.Tensor] | None
         ) -> tuple[list[tf.Tensor], Scalars]:
             dropout = Dropout(
                 rates.hidden, rates.attention, fold_in(seed, number)
             )
             with tf.GradientTape() as tape:
-                outputs = state.model(part, dropout=dropout, target=target)
-                sums = objective.sums(outputs, part)
+                outputs = state.model(
+                    micro_batch, dropout=dropout, target=target
+                )
+                sums = objective.sums(outputs, micro_batch)
                 loss = objective.loss(sums, weights)
             variables = [v.value for v in state.model.trainable_variables]
             # Sparse gradients of embeddings may have several terms for one row.
