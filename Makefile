@@ -124,12 +124,11 @@ tpu-compile-test: $(VENV)/installed-extras
 gpu-compile-test: .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q -m gpu_compile tests/tpu $(PYTEST_ARGS)
 
-# Tests of a missing extra are skipped, so these imports check for each extra.
+# Tests of a missing extra are skipped, so this checks for all of them.
 define TEST_EXTRAS
-	$(BIN)/python -c "import safetensors, torch, transformers"
-	$(BIN)/python -c "import tensorflow_datasets"
-	$(BIN)/python -c "import jax, libtpu"
-	$(BIN)/python -c "import ai_edge_litert, onnxruntime, onnxscript"
+	$(BIN)/python -c "import safetensors, torch, transformers; \
+	    import tensorflow_datasets, jax, libtpu; \
+	    import ai_edge_litert, onnxruntime, onnxscript"
 	$(PYTEST) $(TESTS) -m "($(1)) and not by_hand" $(PYTEST_ARGS)
 endef
 
