@@ -1,7 +1,5 @@
 """Workers that start, are lost, or are at different steps: real processes."""
 
-import json
-import os
 import signal
 import socket
 import time
@@ -14,7 +12,12 @@ from albert_tf.cluster.workers import wait_for_all
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from tests.helpers import disagreeing_worker, failing_worker, tiny_run
 from tests.helpers.forked_program import ForkedProgram
-from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
+from tests.helpers.run_processes import (
+    PATIENCE_S,
+    RunProcesses,
+    free_ports,
+    worker_environments,
+)
 
 
 def test_servers_that_accept_no_connection_are_named():
@@ -104,22 +107,19 @@ def test_steps_are_compared_exactly(step, others):
 
 @pytest.mark.slow
 def test_different_steps_are_errors(tmp_path):
-    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
-    workers = []
-    for index, arguments in enumerate((["4"], ["6"])):
-        task = {"type": "worker", "index": index}
-        variable = json.dumps({"cluster": cluster, "task": task})
-        worker = ForkedProgram(
+    workers = [
+        ForkedProgram(
             disagreeing_worker.__name__,
-            arguments,
-            {**os.environ, "TF_CONFIG": variable},
-            tmp_path / f"log-{index}",
+            [step],
+            environment,
+            tmp_path / f"log-{step}",
         )
-        workers.append(worker)
+        for step, environment in zip("46", worker_environments(2), strict=True)
+    ]
     deadline = time.monotonic() + PATIENCE_S
     try:
         for index, step in enumerate((4, 6)):
-            log = tmp_path / f"log-{index}"
+            log = tmp_path / f"log-{step}"
             while "the mean of all is" not in (said := log.read_text()):
                 assert workers[index].poll() is None, said
                 assert time.monotonic() < deadline, said
@@ -144,17 +144,11 @@ def test_a_worker_that_fails_by_itself_keeps_its_status(
     tmp_path, runtime, fault, status
 ):
     """The other one loses a worker, and may be started again."""
-    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
-    log, workers = tmp_path / "log", []
-    for index, act in enumerate(("wait", fault)):
-        task = {"type": "worker", "index": index}
-        variable = json.dumps({"cluster": cluster, "task": task})
-        environment = {**os.environ, "TF_CONFIG": variable}
-        arguments = [runtime, act]
-        worker = ForkedProgram(
-            failing_worker.__name__, arguments, environment, log
-        )
-        workers.append(worker)
+    log, acts = tmp_path / "log", ("wait", fault)
+    workers = [
+        ForkedProgram(failing_worker.__name__, [runtime, act], environment, log)
+        for act, environment in zip(acts, worker_environments(2), strict=True)
+    ]
     found = [worker.wait(PATIENCE_S) for worker in reversed(workers)]
     assert found == [status, RETRY_STATUS], log.read_text()
     said = log.read_text()

@@ -166,7 +166,6 @@ def test_awkward_predictions_score_as_with_the_official_scripts(seed, squad):
 # --- files of predictions ----------------------------------------------------
 
 
-SQUAD = str(EXCERPTS / "squad-v2.0-excerpt.json")
 QNLI = str(EXCERPTS / "qnli-excerpt.tsv")
 
 

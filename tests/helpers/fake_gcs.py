@@ -33,7 +33,6 @@ import subprocess
 import threading
 import time
 import urllib.parse
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,17 +52,16 @@ class Rule:
         name: Regular expression that is searched in the name of the object.
         skip: Number of matching requests before the first fault.
         times: Number of faults; -1 is no limit.
-        at: Place in the content for "half", "short" and "flip", as a fraction.
+        at: Place in the content for "half" and "flip", as a fraction.
         status: HTTP status of the answer; 0 gives the right answer, except for
-            `action` and `signalled`.
+            `action` and `killed`.
         action: "reset": resets the connection before the effect;
             "reset_after": after it; "half": after the content up to `at`;
-            "short": sends that content as if it were all; "flip": flips a bit
-            at `at`; "stale": lists the objects at the time of `set_rules`;
-            "limit": 429 if the object was written less than `seconds` ago.
+            "flip": flips a bit at `at`; "stale": lists the objects at the time
+            of `set_rules`; "limit": 429 if the object was written less than
+            `seconds` ago.
         seconds: Time before the answer, if `action` is not "limit".
-        signalled: Process that gets a signal before the request has an effect.
-        signal: Number of that signal.
+        killed: Process that is killed before the request has an effect.
     """
 
     kind: str = ".*"
@@ -74,8 +72,7 @@ class Rule:
     status: int = 0
     action: str = ""
     seconds: float = 0.0
-    signalled: int = 0
-    signal: int = signal.SIGKILL
+    killed: int = 0
     num_faults: int = 0
 
     def applies(self, kind: str, name: str) -> bool:
@@ -103,7 +100,6 @@ class FakeStorage:
         self.rules: list[Rule] = []
         self.stale: dict[str, list[str]] = {}  # names at `set_rules`
         self.written: dict[str, float] = {}  # times of the last writes
-        self.requests: Counter[str] = Counter()
         self.uploads: dict[str, dict[str, Any]] = {}
         self.lock = threading.RLock()
         self._generation = 1
@@ -165,12 +161,6 @@ class FakeStorage:
                 if name.startswith(prefix):
                     del self.buckets["bucket"][name]
 
-    def count(self) -> Counter[str]:
-        """Number of requests by kind since the last call."""
-        with self.lock:
-            counts, self.requests = self.requests, Counter()
-        return counts
-
     def find_fault(self, kind: str, name: str) -> Rule | None:
         """The first rule that applies to a request, or None."""
         with self.lock:
@@ -229,14 +219,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for name, values in urllib.parse.parse_qs(url.query).items()
         }
         kind, bucket, name = self._classify(url.path, query)
-        with self.storage.lock:
-            self.storage.requests[kind] += 1
         self.rule = rule = self.storage.find_fault(kind, name) or Rule()
         self.fault = rule.action
-        # A request that takes effect has arrived completely before the signal.
+        # A request that takes effect has arrived completely before the kill.
         content = b"" if self.fault == "reset" else self._content()
-        if rule.signalled:
-            os.kill(rule.signalled, rule.signal)
+        if rule.killed:
+            os.kill(rule.killed, signal.SIGKILL)
         if self.fault == "reset":
             self._reset()
         age_s = time.monotonic() - self.storage.written.get(name, 0.0)
@@ -399,8 +387,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             end = int(asked[2]) + 1 if asked[2] else len(content)
             content = content[first:end]
-        if self.fault == "short":
-            content = content[: int(len(content) * self.rule.at)]
         if self.fault == "flip":
             place = int(len(content) * self.rule.at)
             flipped = bytes([content[place] ^ 4])

@@ -8,7 +8,6 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,9 +29,6 @@ class RunProcesses:
         config: The run.
         directory: Where the common log of the processes is.
         workers: Processes that find each other by TF_CONFIG.
-        options: More flags.
-        command: The module to run, and arguments before the flags.
-        environments: Further environment variables, for each worker.
     """
 
     def __init__(
@@ -40,44 +36,23 @@ class RunProcesses:
         config: PretrainingConfig,
         directory: pathlib.Path,
         workers: int = 1,
-        options: tuple[str, ...] = (),
-        command: tuple[str, ...] = ("albert_tf.run_pretraining",),
-        environments: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self.run_dir = config.training.output_dir
         self.log_file = directory / "log"
-        flags = [
-            *tiny_run.as_flags(config, directory / "model.json"),
-            *options,
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        environment.pop("TF_CONFIG", None)
-        ports = free_ports(workers)
-        cluster = {"worker": [f"localhost:{port}" for port in ports]}
-        self.processes = []
-        for index in range(workers):
-            task = {"type": "worker", "index": index}
-            if workers > 1:
-                environment["TF_CONFIG"] = json.dumps(
-                    {"cluster": cluster, "task": task}
-                )
-            more = environments[index] if environments else {}
-            self.processes.append(
-                ForkedProgram(
-                    command[0],
-                    [*command[1:], *flags],
-                    {**environment, **more},
-                    self.log_file,
-                )
+        flags = tiny_run.as_flags(config, directory / "model.json")
+        self.processes = [
+            ForkedProgram(
+                "albert_tf.run_pretraining",
+                flags,
+                {**environment, "PYTHONPATH": str(REPOSITORY)},
+                self.log_file,
             )
+            for environment in worker_environments(workers)
+        ]
 
     def log(self) -> str:
         """What the processes have logged."""
         return self.log_file.read_text()
-
-    def is_running(self) -> bool:
-        """Whether all are running."""
-        return all(process.poll() is None for process in self.processes)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> list[int]:
         """The exit statuses, once all have ended."""
@@ -95,41 +70,32 @@ class RunProcesses:
         for process in self.processes:
             process.wait()
 
-    def wait_for_log(self, text: str) -> None:
-        """Returns when `text` is in the log."""
-        self._wait_until(lambda: text in self.log(), f"{text!r} in the log")
-
     def wait_for_step(self, step: int) -> None:
         """Returns when the run has logged a step."""
-        self._wait_until(
-            lambda: any(
-                line["step"] >= step for line in read_metrics(self.run_dir)
-            ),
-            f"step {step}",
-        )
-
-    def wait_for_checkpoint(self, step: int) -> None:
-        """Returns when the run has saved a checkpoint of a step."""
-        self._wait_until(
-            lambda: any(
-                checkpoint.step == step
-                for checkpoint in list_checkpoints(
-                    f"{self.run_dir}/checkpoints"
-                )
-            ),
-            f"checkpoint of step {step}",
-        )
-
-    def _wait_until(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             # First: the run may end between the two checks.
-            is_running = self.is_running()
-            if condition():
+            is_running = all(one.poll() is None for one in self.processes)
+            if any(line["step"] >= step for line in read_metrics(self.run_dir)):
                 return
-            assert is_running, f"ended before {what}: {self.log()}"
-            assert time.monotonic() < deadline, f"no {what}: {self.log()}"
+            assert is_running, f"ended before step {step}: {self.log()}"
+            assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
+
+
+def worker_environments(number: int) -> list[dict[str, str]]:
+    """The variables of this process, with the TF_CONFIG of each worker.
+
+    A single worker has none.
+    """
+    if number == 1:
+        return [{n: v for n, v in os.environ.items() if n != "TF_CONFIG"}]
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(number)]}
+    tasks = [{"type": "worker", "index": index} for index in range(number)]
+    return [
+        {**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": t})}
+        for t in tasks
+    ]
 
 
 def free_ports(number: int) -> list[int]:

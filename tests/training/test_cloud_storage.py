@@ -308,7 +308,7 @@ def test_a_run_killed_at_its_requests_ends_like_an_undisturbed_one(
             points.append((kind, skip, action))
             trainer = RunProcesses(config, tmp_path)
             pid = trainer.processes[0].pid
-            rule = Rule(kind, skip=skip, times=1, action=action, signalled=pid)
+            rule = Rule(kind, skip=skip, times=1, action=action, killed=pid)
             storage.set_rules([rule])
             [status] = trainer.wait()
             if status == 0:
