@@ -261,6 +261,7 @@ def test_a_missing_bucket_is_named(settings, config):
             main(config)
         explained = str(faults.explain(error.value))
         assert "gs://none" in explained and "must exist" in explained
+        assert "gcloud storage buckets create gs://none" in explained
         assert "\n" not in explained
 
 
