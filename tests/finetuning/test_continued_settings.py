@@ -224,7 +224,6 @@ def test_a_continued_pretraining_shows_each_changed_setting(
         num_train_steps=3,
         steps_per_loop=1,
         strategy="auto",
-        jit_compile=False,
         sentence_objective="none",
     )
     found = find_settings_without_effect(
@@ -241,7 +240,7 @@ def test_a_continued_finetuning_shows_each_changed_setting_of_its_own(
     """The others have the code of pretraining."""
     config = tiny_task.make_config(
         *("classification", tiny_tasks, tmp_path / "run"),
-        **tiny_task.SHORT | {"num_train_steps": 3, "jit_compile": False},
+        **tiny_task.SHORT | {"num_train_steps": 3},
     )
     shared = set(settings_by_path(PretrainingConfig))
     found = find_settings_without_effect(

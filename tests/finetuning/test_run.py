@@ -18,10 +18,9 @@ from albert_tf.finetuning.objective import (
 from albert_tf.finetuning.run import run
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
-from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.runs.directory import load_config, write_config
 from albert_tf.runs.log import read_events, read_metrics
-from tests.helpers import conversion, tiny_task
+from tests.helpers import conversion, tiny_albert, tiny_task
 from tests.helpers.run_processes import lines_without_timing
 
 
@@ -415,15 +414,11 @@ def test_a_converted_run_takes_the_number_of_choices_from_the_data(
     tiny_tasks, tmp_path, printed
 ):
     """transformers does not store it, and the weights score any number."""
-    head = TaskHeadConfig("multiple_choice", num_choices=2)
-    rng = np.random.default_rng(0)
-    values = {
-        weight.path: rng.normal(size=weight.shape).astype(np.float32)
-        for weight in list_weights(tiny_task.MODEL, head=head)
-    }
-    vocabulary = str(tiny_tasks / "model" / "spiece.model")
-    weights = ModelWeights(
-        tiny_task.MODEL, "none", values, vocabulary=vocabulary, head=head
+    weights = tiny_albert.random_weights(
+        tiny_task.MODEL,
+        "none",
+        vocabulary=str(tiny_tasks / "model" / "spiece.model"),
+        head=TaskHeadConfig("multiple_choice", num_choices=2),
     )
     run_dir = str(tmp_path / "run")
     write_run(weights, run_dir, run_dir)

@@ -181,6 +181,7 @@ def make_config(
         "num_train_steps": 150,
         "steps_per_loop": 50,
         "strategy": "one_device",
+        "jit_compile": False,  # as in `tiny_run`
         "init_checkpoint": f"{directory}/model",
         "output_dir": str(run_dir),
         "classifier_dropout": 0.0,
@@ -261,6 +262,7 @@ def make_random_task(
         "num_train_steps": 50,
         "classifier_dropout": 0.0,
         "strategy": "one_device",
+        "jit_compile": False,
         "eval_batch_size": 8,
     }
     config = config.replace(**settings | changes)
