@@ -29,6 +29,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # Four CPU devices, as TensorFlow gets; libtpu may be installed.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+# Of PyTorch, whose operations here are too small for a second thread to help.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
@@ -88,9 +90,9 @@ def runs_slow_tests(config):
 def pytest_xdist_auto_num_workers(config):
     """One worker for each processor, as far as the memory suffices.
 
-    One more for slow tests, since many of them wait for a process.
+    Two more for slow tests, since many of them wait for a process.
     """
-    num_waiting = runs_slow_tests(config)
+    num_waiting = 2 * runs_slow_tests(config)
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() + num_waiting, size // WORKER_MEMORY))
 

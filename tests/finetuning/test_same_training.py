@@ -21,15 +21,6 @@ from tests.helpers import paired_training, pytorch_training  # noqa: E402
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The operations are too small for a second thread to help."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 CLASSES = {
     "classification": transformers.AlbertForSequenceClassification,
     "regression": transformers.AlbertForSequenceClassification,

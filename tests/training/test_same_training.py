@@ -12,23 +12,14 @@ import pytest
 
 from tests.helpers import tiny_run
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.helpers import paired_training  # noqa: E402
+from tests.helpers import paired_training
 
 pytestmark = pytest.mark.interop
 
 TOLERANCE = 3e-5
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The operations are too small for a second thread to help."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # By name: settings of the run.
