@@ -183,6 +183,7 @@ def test_a_dry_run_refuses_what_cannot_become_a_model(
     assert not os.path.exists("out")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_tensorflow_cannot_use_is_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(UserError, match="TensorFlow must be able to use the"):

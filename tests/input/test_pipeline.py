@@ -165,6 +165,7 @@ def test_shards_and_blocks_are_shuffled_in_each_epoch_and_lane(tmp_path):
     assert len(set(map(tuple, shards))) > 2
 
 
+@pytest.mark.slow
 def test_directories_alternate_wherever_the_stream_starts(tmp_path):
     """In proportion to their sizes; each record occurs once in an epoch. One
     may have no records left in the last block."""

@@ -140,6 +140,7 @@ def test_a_failed_read_names_the_shard_and_the_command(
     assert command in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_the_run_stops_and_names_the_shard(copied, tmp_path, split):
     """A token id that no vocabulary has."""

@@ -58,6 +58,7 @@ def requested_stop():
 # --- evaluations ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_complete_run_is_evaluated_and_logged_once(tiny_records, tmp_path):
     """It was trained without held-out records, and is started with them."""
 
@@ -196,6 +197,7 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
 # --- checkpoints ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("minutes", "every", "saved"),
     [
@@ -288,6 +290,7 @@ def test_a_failed_read_of_intact_records_asks_for_another_start(
     assert type(raised.value) is error
 
 
+@pytest.mark.slow
 def test_a_read_that_fails_twice_in_the_same_way_asks_for_a_person(
     tiny_records, tmp_path, monkeypatch
 ):
