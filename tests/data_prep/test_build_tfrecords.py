@@ -399,7 +399,6 @@ REFUSALS = [
     ),
     ("", {"holdout_fraction": 1e-9}, "holdout_fraction"),
     ("", {"holdout_fraction": 0.999999}, "holdout_fraction"),
-    ("", {"spm_model_file": "no.model"}, r"no.model.*train_tokenizer"),
     ("", {"scratch_dir": "gs://b/s"}, r"scratch_dir must .*gs://b/s"),
     ("", {"output_dir": "gs://bucket/records", **DASK}, "set --scratch_dir"),
     ("", {"output_dir": "records", **DASK}, "needs absolute paths"),
