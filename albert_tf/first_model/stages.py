@@ -110,7 +110,8 @@ class Stages:
     def _train_stages(self, start: str) -> list[str]:
         """Trains on examples of each length, then decays; returns the names."""
         # The shares of the stages stay the same after an interruption.
-        total = self._once(f"seconds{self.suffix}", self._time_to_train)
+        found = self._once(f"time{self.suffix}", self._time_to_train)
+        total = found["seconds"]
         lengths = self.plan.lengths[-1 if self.state["round"] else 0 :]
         names = []
         for length in lengths:
@@ -134,7 +135,7 @@ class Stages:
         self._train(name, lengths[-1], start, allowed, num_steps)
         return [*names, name]
 
-    def _time_to_train(self) -> float:
+    def _time_to_train(self) -> dict[str, float]:
         left = self._left()
         if left < SMALLEST_TRAINING:
             raise UserError(
@@ -142,7 +143,7 @@ class Stages:
                 received=f"{self.seconds / 60:g}, with {left:.0f} s left",
                 remedy="Give more --minutes.",
             )
-        return left
+        return {"seconds": left}
 
     def _train(
         self,
@@ -262,7 +263,9 @@ class Stages:
         rows = read_metrics(f"{self.dir}/runs/{name}")
         return [row for row in rows if row["split"] == split]
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def _once(
+        self, name: str, make: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
         """What a function has returned at its first call, also interrupted."""
         path = f"{self.dir}/{name}.json"
         if not os.path.exists(path):

@@ -336,7 +336,7 @@ def test_text_becomes_a_model_also_after_an_interruption(
     # As if most of the time had passed.
     state = files.load_json(f"{out}/first_model.json")
     files.write_json(f"{out}/first_model.json", {**state, "seconds": 550.0})
-    files.write_json(f"{out}/seconds.json", 30.0)
+    files.write_json(f"{out}/time.json", {"seconds": 30.0})
     # More text would be given a larger vocabulary.
     (corpus / "b.txt").write_text(f"{WORDS}\n" * 20_000)
 
@@ -369,7 +369,7 @@ def test_text_becomes_a_model_also_after_an_interruption(
     # Its directory stands for the model, which can get more time.
     model, tokenizer = albert_tf.load(out)
     assert len(albert_tf.fill_mask(model, tokenizer, "a [MASK] town")) == 1
-    files.write_json(f"{out}/seconds_1.json", 20.0)
+    files.write_json(f"{out}/time_1.json", {"seconds": 20.0})
     longer = subprocess.run(
         [*command, f"--minutes={summary['minutes'] + 1}"],
         capture_output=True,

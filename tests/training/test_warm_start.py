@@ -190,7 +190,7 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
     assert re.search(
         rf"ok +run +a new run, weights: starting .*{source}, step 12", table
     )
-    (loss,) = re.findall(r"ok +steps .*loss (\S+) at step 0\n", table)
+    (loss,) = re.findall(r"ok +steps .*loss (\S+) at step 0;", table)
     assert float(loss) < LOSS_OF_A_GUESS - 0.2
     assert not (tmp_path / "run").exists()
 
