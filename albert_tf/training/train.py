@@ -85,6 +85,12 @@ def train(
     """
     began = began or time.time()
     config.require("output_dir")
+    if config.training.dry_run or config.training.mode == "eval":
+        raise UserError(
+            "train() trains: mode must be train, and dry_run off",
+            received=f"{config.training.mode}, {config.training.dry_run}",
+            remedy="Use the commands with --mode and --dry_run.",
+        )
     # 1. Records and run directory, before any device is touched.
     objective = objective or Pretraining(config)
     records = objective.find_training_data()
@@ -362,6 +368,9 @@ class Trainer:
 
     def advance(self, until: int) -> bool:
         """Trains up to a step. Returns whether a request to stop ended that.
+
+        Args:
+            until: At most the next step at which the dropout rates change.
 
         Raises:
             UserError: If a shard is damaged, or a read failed twice.

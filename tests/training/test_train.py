@@ -143,6 +143,9 @@ def test_two_workers_and_two_replicas_continue_the_run_of_one_process(
     [
         ({"output_dir": ""}, "output_dir is required"),
         ({"input_file": ()}, "input_file must hold .* no record in no file"),
+        # A Python caller would train instead.
+        ({"dry_run": True}, "must be train, and dry_run off"),
+        ({"mode": "eval"}, "must be train, and dry_run off"),
         (
             {
                 "global_batch_size": 7,
