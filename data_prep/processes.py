@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from tqdm import tqdm
 
 from albert_tf.errors import RetryError, UserError, describe_end
+from albert_tf.io import cpu
 
 Task = TypeVar("Task")
 
@@ -38,14 +39,9 @@ def show_progress(description: str, total: int, unit: str = "B") -> Any:
 def count_workers(num_workers: int) -> int:
     """Returns the number of processes that a setting asks for.
 
-    0 asks for one for each core that this process may use, which Slurm or
-    taskset may limit.
+    0 asks for one for each core that this process may use.
     """
-    if num_workers:
-        return num_workers
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
+    return num_workers or cpu.count_cores()
 
 
 class Processes:

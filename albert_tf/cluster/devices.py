@@ -85,6 +85,11 @@ class GPUCard:
     l2_bytes: int
     clock_ghz: float  # the highest
 
+    @property
+    def peak(self) -> float:
+        """Of the fastest dtype, in FLOP/s."""
+        return max(self.peak_flops.values())
+
 
 # Sources:
 # - Peaks: NVIDIA's data sheets of the fastest version of a card. The
@@ -141,15 +146,11 @@ GPU_CARDS = {
 # fmt: on
 
 
-def gpu_peak(name: str) -> float | None:
-    """Peak in FLOP/s of the fastest dtype that training uses, where known.
-
-    Args:
-        name: E.g. `NVIDIA H100 80GB HBM3`.
-    """
+def find_card(name: str) -> GPUCard | None:
+    """The card with a name such as `NVIDIA H100 80GB HBM3`, if it is known."""
     for card in GPU_CARDS.values():
         if re.search(rf"\b{card.words}\b", name):
-            return max(card.peak_flops.values())
+            return card
     return None
 
 

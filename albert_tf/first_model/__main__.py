@@ -42,7 +42,12 @@ from absl import logging
 from albert_tf.cluster import devices
 from albert_tf.config import FirstModelConfig, flags
 from albert_tf.errors import UserError, describe_end, name_faults
-from albert_tf.first_model.plan import corpus_flags, find_device, make_plan
+from albert_tf.first_model.plan import (
+    Device,
+    corpus_flags,
+    find_device,
+    make_plan,
+)
 from albert_tf.first_model.stages import has_trained
 from albert_tf.first_model.verdict import WORSE
 from albert_tf.io import files, jobs
@@ -279,7 +284,7 @@ def _give_more_time(
         return state
     suffix = f"_{state['round']}" if state["round"] else ""
     length = state["plan"]["lengths"][-1]
-    planned = make_plan(config, state["text"], state["device"])
+    planned = make_plan(config, state["text"], Device(*state["device"]))
     return {
         **state,
         "plan": {**state["plan"], "dropout": planned.dropout},

@@ -16,7 +16,7 @@ from albert_tf.cluster import devices
 from albert_tf.config import FirstModelConfig, ModelConfig
 from albert_tf.config.model import override_types
 from albert_tf.errors import UserError
-from albert_tf.io import files, shipped
+from albert_tf.io import cpu, files, shipped
 from albert_tf.records.tokenization import Tokenizer
 
 # Less English text than this is for continuing the released model.
@@ -29,9 +29,10 @@ CHARACTERS_PER_TOKEN = 3.8  # of English, with 4,000 pieces
 # it has dropout after the first stage.
 MANY_PASSES, DROPOUT = 55, 0.1
 
-# FLOP/s of a training, as a multiple of those of NumPy's products (22,000 steps
-# in ten minutes on two cores), and of the peak of an accelerator (a guess).
-OF_NUMPY, OF_PEAK = 1.4, 0.3
+# FLOP/s of a training, as a multiple of those of NumPy's products in float32
+# (0.8 and 1.4 on two machines; 1.4 to 1.7 times as many in bfloat16, by AMX),
+# and of the peak of an accelerator (a guess).
+OF_NUMPY, OF_PEAK = {"float32": 1.0, "mixed_bfloat16": 1.5}, 0.3
 _UNKNOWN_PEAK = 65e12  # of a GPU that `devices` does not know (a guess)
 _DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
 
@@ -67,8 +68,7 @@ SHAPES = (
         (64, 128, 512), 8192, 8000, "sop", f"{_MUON}0.001"),
     Shape(
         8e16, "albert_base_v2", "num_hidden_layers=12",
-        (64, 128, 512), 32_768, 30_000, "sop",
-        f"{_MUON}0.0005 --precision=mixed_bfloat16"),
+        (64, 128, 512), 32_768, 30_000, "sop", f"{_MUON}0.0005"),
 )
 # fmt: on
 _CONTINUED = f"{_ADAMW}0.0005"
@@ -111,44 +111,64 @@ def corpus_flags(config: FirstModelConfig) -> list[str]:
     ]
 
 
-def find_device() -> tuple[str, float]:
-    """What a training here uses, and the FLOP/s that it will reach."""
+class Device(NamedTuple):
+    """What a first model is trained on."""
+
+    name: str
+    flop_rate: float  # in FLOP/s, about
+    precision: str = "float32"
+
+
+def find_device() -> Device:
+    """What a training here uses, and how fast that is."""
+    bfloat16 = "mixed_bfloat16"
     if chips := devices.find_chips():
         chip = devices.chip_of_this_machine() or devices.TPU_CHIPS["v2"]
         peak = chip.peak_flops * chip.cores * len(chips)
-        return f"{len(chips)} TPU chips", OF_PEAK * peak
+        return Device(f"{len(chips)} TPU chips", OF_PEAK * peak, bfloat16)
     if gpus := devices.find_gpus():
         name = "unknown model"
         for path in _DRIVER.glob("*/information"):
             found = re.search(r"Model:\s*(.*)", path.read_text())
             name = found[1] if found else name
-        peak = devices.gpu_peak(name) or _UNKNOWN_PEAK
-        return f"{len(gpus)} GPUs ({name})", OF_PEAK * peak * len(gpus)
+        card = devices.find_card(name)
+        peak = card.peak if card else _UNKNOWN_PEAK
+        is_older = card and "bfloat16" not in card.peak_flops
+        return Device(
+            f"{len(gpus)} GPUs ({name})",
+            OF_PEAK * peak * len(gpus),
+            "float32" if is_older else bfloat16,
+        )
+    precision = bfloat16 if cpu.has_any("amx_bf16") else "float32"
+    rate = OF_NUMPY[precision] * _measure_numpy()
+    return Device(f"{cpu.count_cores()} CPU cores", rate, precision)
+
+
+def _measure_numpy() -> float:
+    """FLOP/s of NumPy's matrix products, in a second."""
     matrix = np.ones([1024, 1024], np.float32)
     number, began = 0, time.monotonic()
     while number < 3 or time.monotonic() - began < 1:
         matrix @ matrix
         number += 1
-    rate = 2 * number * 1024**3 / (time.monotonic() - began)
-    return f"{len(os.sched_getaffinity(0))} CPU cores", OF_NUMPY * rate
+    return 2 * number * 1024**3 / (time.monotonic() - began)
 
 
 def make_plan(
     config: FirstModelConfig,
     text: Mapping[str, Any],
-    device: tuple[str, float],
+    device: Device,
 ) -> Plan:
     """Chooses vocabulary, records, architecture and optimizer.
 
     Args:
         text: What `data_prep.inspect_text` prints.
-        device: From `find_device`.
 
     Raises:
         UserError: For an initial model that cannot be used.
     """
     # Two thirds of the time are for the training.
-    flop = device[1] * 40 * config.minutes
+    flop = device.flop_rate * 40 * config.minutes
     shape = [shape for shape in SHAPES if shape.flop <= flop][-1]
     from_text = corpus_flags(config)
     vocabulary_flags: list[str] = []
@@ -209,6 +229,7 @@ def make_plan(
         f"--albert_config_file={architecture}",
         f"--model={values}",
         *optimizer.split(),
+        f"--precision={device.precision}",
         "--ngram=1",
         "--steps_per_loop=20",
     ]
@@ -236,8 +257,8 @@ def make_plan(
         f"examples of {', then '.join(map(str, lengths))} tokens; "
         f"{shape.batch_tokens:,} tokens a step; sentence objective "
         f"{objective}; dropout {dropout:g}",
-        f"device: {device[0]}, about {device[1]:.1e} FLOP/s, for "
-        f"{config.minutes:g} minutes",
+        f"device: {device.name}, about {device.flop_rate:.1e} FLOP/s, "
+        f"{device.precision}, for {config.minutes:g} minutes",
         f"training: {' '.join(training_flags)}",
     ]
     return Plan(

@@ -11,7 +11,7 @@ from absl import logging
 
 from albert_tf.config import TaskConfig, TextsConfig
 from albert_tf.errors import UserError
-from albert_tf.io import shipped
+from albert_tf.io import cpu, shipped
 from albert_tf.io.files import exists, load_json
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.gaps import fill_gaps
@@ -48,8 +48,6 @@ SENTENCE_ANSWERS = {
 # Largest number of texts, or of windows of documents, in a request. It bounds
 # the memory: a thousand long texts would take 16 GB.
 _MAX_ROWS = 32
-
-_CPU_FILE = "/proc/cpuinfo"
 
 # Names of inputs -> nested lists of texts or ids.
 Inputs = Mapping[str, Sequence[Any]]
@@ -138,11 +136,8 @@ def _decode(values: Any) -> Any:
 
 def warn_of_slow_products(precision: str) -> None:
     """Warns on a CPU without instructions for bfloat16 (Linux)."""
-    if precision != "mixed_bfloat16" or not exists(_CPU_FILE):
-        return
-    with open(_CPU_FILE) as file:
-        words = set(file.read().split())
-    if not words & {"amx_bf16", "avx512_bf16", "bf16"}:
+    is_fast = cpu.has_any("amx_bf16", "avx512_bf16", "bf16")
+    if precision == "mixed_bfloat16" and is_fast is False:
         logging.warning(
             "this CPU has no instructions for bfloat16: a model of "
             "mixed_bfloat16 is slower on it than one of float32"

@@ -99,7 +99,8 @@ def describe_devices(
             peak = chip.peak_flops
             number = max(1, number // chip.cores)
     elif kind == "GPU":
-        peak = devices.gpu_peak(cluster.gpu_name)
+        card = devices.find_card(cluster.gpu_name)
+        peak = card.peak if card else None
     else:
         number = hosts
     return {"kind": kind, "number": number, "hosts": hosts}, peak

@@ -14,13 +14,15 @@ import time
 import pytest
 
 import albert_tf
+from albert_tf.cluster import devices
 from albert_tf.config import FirstModelConfig, ModelConfig
 from albert_tf.errors import UserError
 from albert_tf.first_model import __main__ as first_model
-from albert_tf.first_model.plan import SHAPES, corpus_flags, make_plan
+from albert_tf.first_model import plan as planning
+from albert_tf.first_model.plan import SHAPES, Device, corpus_flags, make_plan
 from albert_tf.first_model.stages import ENDLESS
 from albert_tf.first_model.verdict import BEST, BETTER, WORSE, judge
-from albert_tf.io import files
+from albert_tf.io import cpu, files
 from albert_tf.io.shipped import MODEL, find
 from tests.helpers.tiny_run import CORPUS
 
@@ -45,7 +47,7 @@ TEXT = {
     "joined_lines": 0,
     "lost_accents": "",
 }
-TWO_CORES = ("2 CPU cores", 2.7e11)
+TWO_CORES = Device("2 CPU cores", 2.7e11)
 
 
 def plan_of(minutes=10.0, device=TWO_CORES, text=TEXT, **settings):
@@ -77,16 +79,44 @@ def test_a_faster_machine_and_more_time_give_the_same_larger_model():
     """An hour on two cores, two, a night, a faster machine, and a GPU."""
     lengths = [plan_of(minutes).lengths for minutes in (60, 120, 480)]
     assert lengths == [(16, 64), (16, 64, 128), (64, 128, 512)]
-    six_times = plan_of(20, ("12 CPU cores", 6 * TWO_CORES[1]))
+    six_times = plan_of(
+        20, TWO_CORES._replace(flop_rate=6 * TWO_CORES.flop_rate)
+    )
     assert six_times.training_flags == plan_of(120).training_flags
     assert six_times.objective == "sop"
     assert "--sentence_objective=none" in six_times.shape_flags(16)
-    gpu = plan_of(10, ("1 GPU", 3e14), {**TEXT, "characters": 1_000_000_000})
+    gpu = plan_of(
+        10, Device("1 GPU", 3e14), {**TEXT, "characters": 1_000_000_000}
+    )
     assert "--albert_config_file=albert_base_v2" in gpu.training_flags
     for shape in SHAPES:
         ModelConfig.from_json_file(shape.architecture).with_overrides(
             [shape.model]
         )
+
+
+@pytest.mark.parametrize(
+    ("cpu_has", "gpu", "precision"),
+    [
+        ("avx2 avx512f", "", "float32"),
+        ("avx2 avx512f amx_bf16", "", "mixed_bfloat16"),
+        ("amx_bf16", "Tesla T4", "float32"),
+        ("avx2", "NVIDIA H100 80GB HBM3", "mixed_bfloat16"),
+    ],
+)
+def test_a_device_with_products_of_bfloat16_uses_them(
+    tmp_path, monkeypatch, cpu_has, gpu, precision
+):
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    (tmp_path / "cpuinfo").write_text(f"flags : {cpu_has}")
+    monkeypatch.setattr(cpu, "_INFORMATION", tmp_path / "cpuinfo")
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/information").write_text(f"Model: \t {gpu}\nIRQ: 7")
+    monkeypatch.setattr(planning, "_DRIVER", tmp_path)
+    monkeypatch.setattr(devices, "find_gpus", lambda: ["0"] if gpu else [])
+    device = planning.find_device()
+    assert gpu in device.name
+    assert f"--precision={precision}" in plan_of(device=device).training_flags
 
 
 def test_the_model_of_a_run_can_be_continued(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import ExportConfig, ModelConfig
+from albert_tf.io import cpu
 from albert_tf.modeling.models import AlbertPretrainer
 from albert_tf.serving import predict
 from albert_tf.serving.constant_weights import make_constant
@@ -146,7 +147,7 @@ def test_fine_tuned_models_answer_alike(name, tmp_path):
 
 def test_cpus_without_bfloat16_are_named(tmp_path, monkeypatch, caplog):
     path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(predict, "_CPU_FILE", str(path))
+    monkeypatch.setattr(cpu, "_INFORMATION", path)
     for flags, precision, is_warned in [
         ("flags : avx2 avx512f", "mixed_bfloat16", True),
         ("flags : avx2 avx512f", "float32", False),
