@@ -495,9 +495,8 @@ def _is_no_label(name: str, classes: Iterable[str]) -> bool:
     others = {*classes} - {"-1", *_NO_LABEL}
     if name == "-":
         return "+" not in classes
-    if name == "-1":
-        counted = {str(number) for number in range(len(others))}
-        return others != counted or len(others) not in (1, 2)
+    if name == "-1":  # a class beside 0, beside 1, or beside both
+        return others not in ({"0"}, {"1"}, {"0", "1"})
     return name.casefold() in _NO_LABEL
 
 
@@ -539,8 +538,8 @@ class _WithClasses(Kind):
 
     The name of a class is the text of its cell, with single spaces for white
     space. An empty cell, `nan` and `-` (unless `+` is a class, too) mean that
-    there is no label, and so does -1, unless it is a class beside 0, or 0 and
-    1.
+    there is no label, and so does -1, unless the other classes are 0, 1 or
+    both.
     """
 
     def raw_names(self, value: Any) -> list[Any]:
