@@ -1096,8 +1096,10 @@ class QuestionAnswering(Kind):
         else:
             texts = [text] if text else []
             starts = [row.values.get(row.columns.answer_start, "")] * len(texts)
-        pairs = zip(texts, map(int, starts), strict=True)
-        answers = tuple(Answer(*pair) for pair in pairs)
+        answers = tuple(
+            Answer(_text(text), int(start))
+            for text, start in zip(texts, starts, strict=True)
+        )
         # A question without an answer may be unmarked.
         mark = row.values.get("is_impossible", not answers)
         is_impossible = _TRUTH_VALUES[_text(mark).strip().lower()]

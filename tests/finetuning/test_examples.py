@@ -301,6 +301,12 @@ def test_questions_of_ones_own_are_read_from_tables(tmp_path):
     assert first.answers == (Answer("dog", 2),) and not first.is_impossible
     assert second.answers == () and second.is_impossible
     assert read_file("question_answering", lines).examples == [first]
+    # JSON writes a year as a number.
+    nested = {"text": [1905], "answer_start": [3]}
+    row = {"text": "In 1905.", "question": "When?", "answer": nested}
+    lines = write(tmp_path, "t.jsonl", json.dumps(row))
+    (question,) = read_file("question_answering", lines).examples
+    assert question.answers == (Answer("1905", 3),)
 
 
 CONLL = (
