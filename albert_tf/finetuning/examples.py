@@ -298,8 +298,9 @@ def _read_conll(path: str, columns: Columns) -> Iterable[Row]:
     word, tag = _find_columns(path, [text for _, text in texts], columns)
     for where, text in texts:
         counts = {*map(len, text)}
-        if len(counts) > 1 or max(word, tag) >= max(counts):
-            yield where, f"lines of {counts} columns"
+        has_both = min(word, tag) >= 0 and max(word, tag) < max(counts)
+        if len(counts) > 1 or not has_both:
+            yield where, f"lines of {counts} columns, numbered from 1"
             continue
         values: dict[str, Any] = {columns.text: [cells[word] for cells in text]}
         if tag != word:

@@ -386,6 +386,14 @@ def test_columns_of_words_and_tags_are_found(case, tmp_path):
             assert labels[1] == ["B-P"]
 
 
+def test_columns_of_words_and_tags_are_numbered_from_1(tmp_path):
+    """Column 0 was the last one: words that are tags."""
+    path = write(tmp_path, "t.txt", *COLUMNS["chunks"][0])
+    for column in "text_column", "label_column":
+        with pytest.raises(UserError, match="columns, numbered from 1"):
+            read_file("token_classification", path, **{column: "0"})
+
+
 def test_a_cell_between_tabs_may_have_blanks(tmp_path):
     path = write(tmp_path, "t.tsv", "Bad Ischl\tB-L", "lies\tO")
     (example,) = read_file("token_classification", path).examples
