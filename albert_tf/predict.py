@@ -165,7 +165,11 @@ def write_answers(
         with tqdm(total=num_rows, unit="row", mininterval=1.0) as progress:
             while part := list(itertools.islice(rows, _NUM_ROWS)):
                 for answer in answer_part(part):
-                    yield f"{json.dumps(answer, ensure_ascii=False)}\n"
+                    # Columns of Parquet may have dates and the like.
+                    line = json.dumps(answer, ensure_ascii=False, default=str)
+                    # An unpaired surrogate has no UTF-8, but JSON an escape.
+                    encoded = line.encode(errors="backslashreplace")
+                    yield f"{encoded.decode()}\n"
                 progress.update(len(part))
 
     if output_file:

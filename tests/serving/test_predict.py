@@ -1,9 +1,12 @@
 """`python -m albert_tf.predict`: answers of exported models."""
 
+import datetime
+import decimal
 import json
 import re
 import tracemalloc
 
+import pyarrow.parquet
 import pytest
 
 from albert_tf.config import PredictConfig, TextsConfig
@@ -322,6 +325,25 @@ def test_values_of_the_user_stay_beside_the_answers(
     assert source.read_text() == rows[ending]
     with pytest.raises(UserError, match=r"names of answers.*predicted_value"):
         main(config.replace(input_file=str(output)))
+
+
+def test_columns_of_any_kind_stay_beside_the_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: Lengths())
+    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    columns = {
+        "text": ["four"],
+        "day": [datetime.date(1905, 7, 1)],
+        "image": [b"\xff\xd8"],
+        "price": [decimal.Decimal("0.5")],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), source)
+    files = {"input_file": str(source), "output_file": str(output)}
+    main(PredictConfig(saved_model_dir="export", **files))
+    found = json.loads(output.read_bytes())
+    image = found.pop("image").encode(errors="surrogateescape")
+    assert image == columns["image"][0]
+    answer = {"text": "four", "predicted_value": 4}
+    assert found == answer | {"day": "1905-07-01", "price": "0.5"}
 
 
 def test_texts_without_a_mask_are_counted(exported, tmp_path, caplog):
