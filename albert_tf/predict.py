@@ -192,18 +192,27 @@ def _read(
     defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
     for default in defaults:
         del default["text"]
-    names: list[str] = []  # of the texts, in all rows as in the first one
+    # Of the texts, in all rows as in the first one.
+    names: list[str] = []
+    num_choices = 0
     for where, values in found:
-        for default in defaults:
-            if isinstance(values, str):
-                row, fault = {}, values
-            else:
-                row, fault = {**default, **values}, ""
+        fault = values if isinstance(values, str) else ""
+        columns = {} if isinstance(values, str) else values
+        # A row with a question of its own is asked only that one.
+        for default in defaults[:1] if "question" in columns else defaults:
+            row = {**default, **columns}
             given = [name for name in may_have if name in row]
             names = names or [*needs, *given]
-            if others := [name for name in given if name not in names]:
+            others = [name for name in given if name not in names]
+            if others and not fault:
                 fault = f"{', '.join(others)}, which the first row lacks"
-            if fault := fault or _find_fault(row, names):
+            fault = fault or _find_fault(row, names)
+            if "choice" in names and not fault:
+                count = len(row["choice"])
+                num_choices = num_choices or count
+                if count != num_choices:
+                    fault = f"{count} choices, and {num_choices} in the first"
+            if fault:
                 raise UserError(
                     f"{path} must have rows with {', '.join(names)}",
                     received=f"{where}: {fault}",

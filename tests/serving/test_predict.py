@@ -256,6 +256,36 @@ def test_bad_rows_are_refused_before_anything_is_written(
             PredictConfig(**files | given)
 
 
+QUESTIONS = (
+    '{"text": "a", "question": "b", "choice": ["c", "d"]}\n'
+    '{"text": "e", "choice": ["f", "g"]}\n'
+)
+
+
+def test_each_row_has_as_many_choices_as_the_first(tmp_path, monkeypatch):
+    """A question of a row takes the place of those of the flag."""
+    source = tmp_path / "in.jsonl"
+    model = Signatures("choose_text")
+    monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: model)
+    asked = []
+
+    def answer(_, rows):
+        asked.extend((row["text"], row["question"]) for row in rows)
+        return [{}] * len(rows)
+
+    monkeypatch.setattr("albert_tf.predict.answer_rows", answer)
+    config = PredictConfig(
+        saved_model_dir="export", input_file=str(source), question=("1?", "2?")
+    )
+    source.write_text(QUESTIONS)
+    main(config)
+    assert asked == [("a", "b"), ("e", "1?"), ("e", "2?")]
+    source.write_text(QUESTIONS.replace('"g"', '"g", "h"'))
+    with pytest.raises(UserError, match="line 2: 3 choices, and 2 in the fir"):
+        main(config)
+    assert len(asked) == 3
+
+
 class Lengths:
     """A model whose answer is the length of a text; refuses "stop"."""
 
