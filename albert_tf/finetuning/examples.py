@@ -435,10 +435,16 @@ def _read_tfds(source: str) -> Iterable[Row]:
     }
     for number, element in enumerate(read_elements(builder, split)):
         values = {column: _plain(value) for column, value in element.items()}
-        for column, names in classes.items():  # -1: no label
-            if values[column] >= 0:
-                values[column] = names[values[column]]
+        for column, names in classes.items():
+            values[column] = _named(values[column], names)
         yield f"example {number}", values
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class, or those of a list; -1, no label, stays."""
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    return names[value] if value >= 0 else value
 
 
 def _plain(value: Any) -> Any:

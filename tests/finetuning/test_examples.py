@@ -876,6 +876,17 @@ def test_splits_of_tensorflow_datasets_are_read_as_files_are(
         with pytest.raises(UserError, match=message):
             read_file(task, source, **columns)
 
+    names = tfds.features.ClassLabel(names=["O", "B-L"])
+    sequences = map(tfds.features.Sequence, (text, names))
+    store(
+        "conll_like",
+        dict(zip(("tokens", "tags"), sequences, strict=True)),
+        train=[{"tokens": ["In", "Ischl"], "tags": [0, 1]}],
+    )
+    found = read_file("token_classification", "tfds:conll_like:train")
+    assert found.examples[0].words == ("In", "Ischl")
+    assert names_of_labels(found) == [["O", "B-L"]]
+
     answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
     row = {"context": "It is red.", "question": "What?", "id": "q"}
     store(
