@@ -18,7 +18,7 @@ import functools
 import json
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
@@ -42,9 +42,6 @@ from albert_tf.io.files import (
 )
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.features import METADATA_FILE, sha256_of
-from albert_tf.records.tokenization import (
-    Tokenizer,
-)
 
 FEATURES_DIR = "features"
 RECORDS_PER_SHARD = 16384
@@ -138,7 +135,7 @@ def find_or_write(
             split: sha256_of("\n".join(map(repr, examples.examples)).encode())
             for split, examples in sets.items()
         },
-        "vocabulary": describe_vocabulary(reader.tokenizer),
+        "vocabulary": reader.tokenizer.describe(),
         "max_seq_length": length,
         "kind": head.kind,
         "doc_stride": task.doc_stride,
@@ -160,16 +157,6 @@ def find_or_write(
     }
     directory = posixpath.join(scratch or parent, name)
     return write(directory, records, head, length, inputs_sha256)
-
-
-def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The content of `records_metadata.json` of a run."""
-    return {
-        "vocabulary_sha256": tokenizer.sha256,
-        "vocabulary_kind": tokenizer.kind,
-        "do_lower_case": tokenizer.do_lower_case,
-        "vocab_size": tokenizer.vocab_size,
-    }
 
 
 def write(

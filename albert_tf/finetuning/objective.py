@@ -14,7 +14,7 @@ from absl import logging
 from albert_tf.config import FinetuningConfig, ModelConfig
 from albert_tf.config.task import TaskHeadConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.features import FeatureFiles, describe_vocabulary
+from albert_tf.finetuning.features import FeatureFiles
 from albert_tf.finetuning.kinds import KINDS
 from albert_tf.finetuning.tasks import DEV, TRAIN
 from albert_tf.input.record_format import Batch, RecordFormat
@@ -254,7 +254,7 @@ class Finetuning(Objective):
         path = functools.partial(posixpath.join, run_dir)
         with open_existing(self._base.vocabulary, "rb") as vocabulary:
             write_bytes(path(TOKENIZER_FILE), vocabulary.read())
-        metadata = describe_vocabulary(self._base.tokenizer)
+        metadata = self._base.tokenizer.describe()
         write_json(path(RECORDS_METADATA_FILE), metadata)
 
     def weights(self, batch: Batch) -> Scalars:

@@ -22,9 +22,11 @@ from albert_tf.io.files import (
     write_json,
 )
 from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import CHECKPOINTS_DIR, write_checkpoint
 from albert_tf.runs.directory import (
     NULL_THRESHOLD_FILE,
+    RECORDS_METADATA_FILE,
     write_config,
 )
 
@@ -52,13 +54,6 @@ def convert(config: ConvertConfig) -> None:
             logging.warning(
                 "%s has no vocabulary, so %s will have none",
                 *(config.from_, target),
-            )
-        elif target_format == RUN and weights.do_lower_case is False:
-            logging.warning(
-                "%s will not record that its vocabulary keeps upper case: "
-                "exports and fine-tuned models of it will convert text to "
-                "lower case. Fine-tune with --init_checkpoint=%s instead",
-                *(target, config.from_),
             )
         if target_format == RUN:
             write_run(weights, partial, target)
@@ -105,6 +100,10 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
         tf.io.gfile.copy(
             weights.vocabulary, posixpath.join(directory, TOKENIZER_FILE)
         )
+        if weights.do_lower_case is not None:
+            tokenizer = Tokenizer(weights.vocabulary, weights.do_lower_case)
+            path = posixpath.join(directory, RECORDS_METADATA_FILE)
+            write_json(path, tokenizer.describe())
     write_checkpoint(
         posixpath.join(directory, CHECKPOINTS_DIR, f"step-{weights.step:08d}"),
         weights.step,

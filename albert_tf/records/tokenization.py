@@ -202,6 +202,15 @@ class Tokenizer:
         if self.kind == GOOGLE_ALBERT:
             self._build_comma_table()
 
+    def describe(self) -> dict[str, Any]:
+        """The content of `records_metadata.json` in a run without records."""
+        return {
+            "vocabulary_sha256": self.sha256,
+            "vocabulary_kind": self.kind,
+            "do_lower_case": self.do_lower_case,
+            "vocab_size": self.vocab_size,
+        }
+
     def id_to_piece(self, piece_id: int) -> str:
         """Returns the spelling of a piece."""
         return self._pieces[piece_id]

@@ -157,18 +157,17 @@ def load(config: ExportConfig, **changes: Any) -> LoadedRun:
             "%s does not exist: the SavedModel has no vocabulary", vocabulary
         )
     metadata = posixpath.join(config.run_dir, RECORDS_METADATA_FILE)
-    records = load_json_if_any(metadata) or {}
+    described = load_json_if_any(metadata) or {}
+    if tokenizer:
+        described = tokenizer.describe()
     serving = {
         "step": step,
         "max_seq_length": run.data.max_seq_length,
         "sentence_objective": run.training.sentence_objective,
-        **{n: records.get(n) for n in _OF_VOCABULARY},
+        **{name: described.get(name) for name in _OF_VOCABULARY},
     }
-    if tokenizer:
-        values = tokenizer.kind, tokenizer.do_lower_case, tokenizer.sha256
-        serving |= dict(zip(_OF_VOCABULARY, values, strict=True))
-        if tokenizer.keep_accents:
-            serving["keep_accents"] = True
+    if tokenizer and tokenizer.keep_accents:
+        serving["keep_accents"] = True
     if isinstance(run, FinetuningConfig) and KINDS[run.head.kind].asks_client:
         serving[predict.QUESTION_ANSWERING] = _describe_answers(config, run)
         if tokenizer:  # refuses a length that leaves no room for a document
