@@ -257,8 +257,10 @@ class _MultipleChoice(ServedKind):
                 run.task.max_qa_length,
                 run.data.max_seq_length,
             )
-            sizes = [tf.shape(choices)[0], -1]
-            found = answer(*(tf.reshape(values, sizes) for values in packed))
+            # Not -1, which stands for any number if there are no questions.
+            length = num_choices * tf.shape(packed.input_ids)[1]
+            shape = [tf.shape(choices)[0], length]
+            found = answer(*(tf.reshape(values, shape) for values in packed))
             choice = tf.gather(choices, found["choice_number"], batch_dims=1)
             return {"choice": choice} | found
 

@@ -201,6 +201,11 @@ def test_served_choices_are_those_of_the_model(exported_task):
             "choices": choices,
         },
     )
+    no_texts = tf.zeros([0], tf.string)
+    nothing = model.model.signatures["choose_text"](
+        question=no_texts, context=no_texts, choices=tf.zeros([0, 3], tf.string)
+    )
+    assert nothing["probabilities"].shape == (0, 3)
     from_ids = model.predict(
         "choose", {n: v.reshape(len(v), 3, LENGTH) for n, v in batch.items()}
     )
