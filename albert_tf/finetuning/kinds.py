@@ -22,7 +22,7 @@ import math
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,8 +67,8 @@ from albert_tf.training.objective import Scalars, correctness
 
 _BATCH = 1000  # texts to tokenize in one call
 
-# Cells that mean "no label".
-_NO_LABEL = ("", "nan", "-")
+# Cells, in lower case, that mean "no label"; see `_WithClasses`.
+_NO_LABEL = ("", "nan", "-", "-1")
 
 # Tags of words: outside of a span, or in it and its kind.
 _TAG = re.compile("O|[BI]-.+")
@@ -265,6 +265,7 @@ class Kind:
         name: One of `config.task.KINDS`.
         score_names: The most important one first.
         columns: The columns of your own files, unless settings name others.
+        no_label: Cells that mean "no label".
         needs: The settings that a task of your own must have.
         packages: Optional packages that the scores need.
         label_form: What a label must be.
@@ -277,6 +278,7 @@ class Kind:
     name: str
     score_names: tuple[str, ...] = ("accuracy",)
     columns = Columns("text")
+    no_label = _NO_LABEL
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     label_form: str
@@ -299,11 +301,9 @@ class Kind:
     def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
         """Why a row has no usable label; "" if it has one."""
         name = " ".join(_text(row.label).split())
-        labels = examples.task.labels
-        if name in labels:
+        if name in examples.task.labels:
             return ""
-        is_none = name == "-1" or _is_no_label(name, labels)
-        return "no label" if is_none else ""
+        return "no label" if name.casefold() in self.no_label else ""
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> Any:
         """The label of a row, as an example has it.
@@ -490,16 +490,6 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _is_no_label(name: str, classes: Iterable[str]) -> bool:
-    """Whether a cell means "no label"; `classes`: all names of the file."""
-    others = {*classes} - {"-1", *_NO_LABEL}
-    if name == "-":
-        return "+" not in classes
-    if name == "-1":  # a class beside 0, beside 1, or beside both
-        return others not in ({"0"}, {"1"}, {"0", "1"})
-    return name.casefold() in _NO_LABEL
-
-
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> Scalars:
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return {"loss": losses, "correct": correctness(logits, labels)}
@@ -602,7 +592,11 @@ def _read_list(cell: Any) -> Any:
 
 def _find_classes(names: set[str]) -> tuple[str, ...]:
     """The classes, sorted; by value, if all are whole numbers."""
-    labels = {name for name in names if not _is_no_label(name, names)}
+    labels = {name for name in names if name.casefold() not in _NO_LABEL}
+    if "+" in labels:
+        labels |= names & {"-"}
+    if labels in ({"0"}, {"1"}, {"0", "1"}):
+        labels |= names & {"-1"}
     try:
         # Different labels can have the same value, e.g. 1 and 01.
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
@@ -782,11 +776,7 @@ class Regression(_Texts):
     score_names = ("pearson", "spearman", "mean_squared_error")
     metric_names = ("loss",)
     label_form = "a finite number"
-
-    def label_fault(self, examples: ExampleSet, row: ExampleRow) -> str:
-        name = _text(row.label).strip()
-        is_none = name != "-1" and _is_no_label(name, ())
-        return "no label" if is_none else ""
+    no_label = ("", "nan", "-")  # -1 is a value
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> float:
         number = float(row.label)

@@ -218,6 +218,7 @@ CLASSES = {
     "no gold label": (["a", "b", "-", "NaN", None, " "], ("a", "b"), "2345"),
     "a missing number": ([1.0, 0.0, float("nan")], ("0.0", "1.0"), ["2"]),
     "three classes about 0": ([-1, 0, 1], ("-1", "0", "1"), []),
+    "three classes, and none": ([-1, 0, 1, "NaN"], ("-1", "0", "1"), ["3"]),
     "minus one and one": ([-1, 1], ("-1", "1"), []),
     "plus and minus": (["+", "-"], ("+", "-"), []),
     "white space": (["pos ", "pos", "very\tgood\n"], ("pos", "very good"), []),
