@@ -208,7 +208,7 @@ def rows_of(texts: TextsConfig) -> list[dict[str, Any]]:
     return [
         {"text": text}
         | ({"text_pair": pairs[i]} if pairs else {})
-        | ({"question": question} if question else {})
+        | ({"question": question} if texts.question else {})
         | ({"choice": list(texts.choice)} if texts.choice else {})
         for i, text in enumerate(texts.text)
         for question in texts.question or ("",)

@@ -70,6 +70,12 @@ def test_texts_that_a_model_does_not_take_are_refused(
         print_responses(Signatures(signature), texts)
 
 
+def test_an_empty_question_is_one():
+    texts = TextsConfig(text=("a",), question=("", "b"))
+    questions = [row["question"] for row in predict.rows_of(texts)]
+    assert questions == ["", "b"]
+
+
 def test_a_directory_that_is_no_export_is_refused():
     with pytest.raises(UserError, match="must be a SavedModel of albert_tf"):
         ExportedModel("tests")
