@@ -91,14 +91,14 @@ class Metrics(dict[str, list[Any]]):
     def _repr_html_(self) -> str:
         def line(tag: str, cells: Sequence[Any]) -> str:
             texts = (
-                f"{cell:.4g}" if isinstance(cell, float) else str(cell or "")
+                f"{cell:.4g}" if isinstance(cell, float) else str(cell)
                 for cell in cells
             )
             return "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts)
 
         lines = [line("th", [*self])]
         lines += [
-            line("td", [row.get(name) for name in self])
+            line("td", [row.get(name, "") for name in self])
             for row in self.rows[-_ROWS_SHOWN:]
         ]
         return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"

@@ -13,6 +13,7 @@ import pytest
 
 import albert_tf
 from albert_tf.interop.hugging_face import tokenizer_files
+from albert_tf.library import Metrics
 from albert_tf.records.tokenization import Tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -46,6 +47,13 @@ def read_example():
         if "albert_tf.load(" in block
     ]
     return textwrap.dedent(block).strip()
+
+
+def test_a_table_shows_zero_and_leaves_out_what_is_missing():
+    rows = {"split": "eval", "step": 0, "loss": 1.5}, {"split": "train"}
+    table = Metrics(rows)._repr_html_()
+    assert "<td>eval</td><td>0</td><td>1.5</td>" in table
+    assert "<td>train</td><td></td><td></td>" in table
 
 
 @pytest.mark.slow
