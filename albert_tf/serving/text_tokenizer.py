@@ -132,7 +132,8 @@ class TextTokenizer(tf.Module):
         """Finds the words of texts.
 
         Args:
-            texts: string, `(batch,)`, UTF-8; other bytes become U+FFFD.
+            texts: string, `(batch,)`, UTF-8; other bytes become U+FFFD, and
+                NUL a space.
             pattern: A regular expression of RE2 for a word.
 
         Returns:
@@ -140,6 +141,8 @@ class TextTokenizer(tf.Module):
             `(batch, words)`.
         """
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
+        # The operation that splits ends a text at a NUL.
+        texts = tf.strings.regex_replace(texts, r"\x00", " ")
         # What is between two words is a part of its own, without a word in it.
         words, begins, ends = self._text_ops.regex_split_with_offsets(
             texts, pattern, pattern

@@ -136,6 +136,7 @@ WORDS = {
     "in Café-Bar İstanbul : 3.5 % !",
     " \t": "",
     "word " * 200: "word " * 200,
+    "It\0is\0.": "It is .",
 }
 
 
