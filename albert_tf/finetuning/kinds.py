@@ -945,28 +945,6 @@ class TokenClassification(_WithClasses):
     def texts(self, example: TokenExample) -> tuple[str, ...]:
         return (" ".join(example.words),)
 
-    def check(self, examples: ExampleSet) -> None:
-        """Also says how spans count that begin with I-."""
-        super().check(examples)
-        if not examples.has_labels:
-            return
-        open_spans = [
-            f"{tag} after {before} in {example.id}"
-            for example in examples.examples
-            for before, tag in itertools.pairwise(
-                ["O", *_bio_tags(examples.task, example.label)]
-            )
-            if tag[0] == "I" and before[1:] != tag[1:]
-        ]
-        if open_spans:
-            logging.warning(
-                "%s: %d spans begin with I-: %s. They count as spans, as in "
-                "the scheme IOB1",
-                examples.source,
-                len(open_spans),
-                name_faults(open_spans),
-            )
-
     def label_features(self, task: Task | Head) -> Features:
         return (
             # For the first token of a word its number, from 1; 0 for others.
