@@ -278,7 +278,7 @@ class Kind:
     name: str
     score_names: tuple[str, ...] = ("accuracy",)
     columns = Columns("text")
-    no_label = _NO_LABEL
+    no_label: tuple[str, ...] = _NO_LABEL
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     label_form: str
