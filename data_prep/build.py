@@ -117,7 +117,7 @@ def build_records(config: RecordsConfig) -> None:
     directory = RecordsDirectory(config)
     found = text.find_inputs(config, [*written, *directory.list_files()])
     directory.check_writable()
-    sources = text.check_inputs(found, config)
+    checked = text.check_inputs(found, config)
     if config.reads_labels and tokenizer.space_id < 0:
         raise UserError(
             "label_vocab_size needs a vocabulary of symbols with a space",
@@ -125,7 +125,7 @@ def build_records(config: RecordsConfig) -> None:
             remedy="Train one with `python -m data_prep.train_tokenizer "
             "--symbols=text --text_field=units`.",
         )
-    digests = list(sources.values())
+    digests = list(checked.digests.values())
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     versions = text.find_versions(config)
     versions["fonttools"] = importlib.metadata.version("fonttools")
@@ -139,12 +139,10 @@ def build_records(config: RecordsConfig) -> None:
         return
 
     if tokenizer.kind == GOOGLE_ALBERT and not tokenizer.keep_accents:
-        text.warn_of_lost_accents(
-            sources,
-            config,
+        checked.warn_of_lost_accents(
             "A vocabulary that "
             "`python -m data_prep.train_tokenizer --keep_accents` trains "
-            "keeps them.",
+            "keeps them."
         )
     files.make_directories(output_dir)
     with lock(output_dir):
@@ -152,9 +150,9 @@ def build_records(config: RecordsConfig) -> None:
         with lock(scratch):
             vocabulary = os.path.join(scratch, TOKENIZER_FILE)
             files.write_bytes(vocabulary, model)
-            _write_labels(scratch, sources, config)
+            _write_labels(scratch, checked, config)
             state = _make_state(config, vocabulary, scratch, tokenizer)
-            built = _build_shards(state, sources, directory)
+            built = _build_shards(state, checked, directory)
             labels = _read_labels(scratch, config)
             _write_metadata(
                 built, config, tokenizer, inputs_sha256, model, labels
@@ -164,13 +162,13 @@ def build_records(config: RecordsConfig) -> None:
 
 
 def _write_labels(
-    scratch: str, sources: Mapping[text.Source, str], config: RecordsConfig
+    scratch: str, checked: text.CheckedText, config: RecordsConfig
 ) -> None:
     """Writes the words of the labels from 1 on, unless they are there."""
     path = os.path.join(scratch, LABELS_FILE)
     if config.reads_labels and not files.exists(path):
         number = config.label_vocab_size - 1  # 0 is no label
-        words = text.choose_labels(sources, config, number)
+        words = text.choose_labels(checked, number)
         files.write_text(path, "".join(f"{word}\n" for word in words))
 
 
@@ -254,7 +252,7 @@ def _make_state(
 
 def _build_shards(
     state: _State,
-    sources: Mapping[text.Source, str],
+    checked: text.CheckedText,
     directory: RecordsDirectory,
 ) -> BuiltRecords:
     """Builds all shards."""
@@ -266,9 +264,9 @@ def _build_shards(
         state=state,
         dask_scheduler=config.dask_scheduler,
     ) as processes:
-        _make_units(state, sources, processes)
+        _make_units(state, checked, processes)
         built = _sum_units(state)
-        _check_not_empty(config, built, sources)
+        _check_not_empty(config, built, checked)
         _judge_text(built, state.tokenizer)
         with show_progress(
             "comparing documents", len(state.shards), "shard"
@@ -295,39 +293,32 @@ _UnitTask = tuple[str, str, list[list[str]]]
 
 
 def _make_units(
-    state: _State,
-    sources: Mapping[text.Source, str],
-    processes: Processes,
+    state: _State, checked: text.CheckedText, processes: Processes
 ) -> None:
     """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, _UNITS_FINISHED)
     if files.exists(finished_path):
         return
-    num_bytes = sum(source.num_bytes for source in sources)
-    unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
+    unit_size = choose_unit_size(checked.num_bytes, state.config.dupe_factor)
     skipped: Counter[str] = Counter()
-    num_units = num_made = 0
-    with show_progress("making examples", num_bytes) as bar:
-        documents = text.read_documents(
-            sources, state.config, bar.update, skipped
-        )
+    documents = checked.read_documents("making examples", skipped)
+    num_units = 0
 
-        def tasks() -> Iterator[_UnitTask]:
-            nonlocal num_units
-            for unit in group_by_size(documents, unit_size):
-                path = state.unit_path(num_units)
-                # An interrupted build may have read other text.
-                digest = sha256_of("\n\n".join(map("\n".join, unit)).encode())
-                if not (
-                    files.exists(path)
-                    and files.load_json(path + ".json")["sha256"] == digest
-                ):
-                    yield path, digest, unit
-                num_units += 1
+    def tasks() -> Iterator[_UnitTask]:
+        nonlocal num_units
+        for unit in group_by_size(documents, unit_size):
+            path = state.unit_path(num_units)
+            # An interrupted build may have read other text.
+            digest = sha256_of("\n\n".join(map("\n".join, unit)).encode())
+            if not (
+                files.exists(path)
+                and files.load_json(path + ".json")["sha256"] == digest
+            ):
+                yield path, digest, unit
+            num_units += 1
 
-        for made in processes.map(make_unit, tasks()):
-            num_made += made
-            bar.set_postfix(examples=num_made, refresh=False)
+    for _ in processes.map(make_unit, tasks()):
+        pass
     for path in state.spill_files(_UNITS)[num_units:]:
         files.remove(path)  # of other text that an interrupted build read
     files.write_text(
@@ -387,16 +378,14 @@ def _sum_units(state: _State) -> BuiltRecords:
 
 
 def _check_not_empty(
-    config: RecordsConfig,
-    built: BuiltRecords,
-    sources: Mapping[text.Source, str],
+    config: RecordsConfig, built: BuiltRecords, checked: text.CheckedText
 ) -> None:
     """Refuses a corpus that gives no examples for a split."""
     if not built.num_examples.total():
         raise UserError(
             "the text must contain a document of at least two words",
             received=f"{_join_counts(built.skipped) or 'only blank lines'}, in "
-            + name_faults([source.name for source in sources]),
+            + name_faults([source.name for source in checked.digests]),
         )
     train, evaluated = built.num_examples[TRAIN], built.num_examples[EVAL]
     if config.holdout_fraction and not (train and evaluated):

@@ -8,7 +8,7 @@ file ends a document. In JSON, each object is a document; in tables, each row;
 in TensorFlow Datasets, each element.
 
 All text is read twice: `check_inputs` finds faults before the work begins, and
-`read_documents` compares what it reads with what was checked.
+`CheckedText.read_documents` compares what it reads with what was checked.
 """
 
 import bz2
@@ -52,7 +52,7 @@ BLOCK_BYTES = 1 << 20
 _STORED_BYTES = 1 << 12
 
 # The beginning of a text that decides about a warning.
-JUDGED_CHARACTERS = 1 << 18
+_JUDGED_CHARACTERS = 1 << 18
 
 # Lines are wrapped if the next word does not fit after this share of the lines
 # of a paragraph, and half of these lines end within a sentence.
@@ -209,69 +209,119 @@ def find_inputs(
     return sources
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckedText:
+    """Text that `check_inputs` has read.
+
+    Attributes:
+        digests: A digest of the text of each source, in order.
+        num_documents, num_lines, num_characters: As the text is read, without
+            the cuts of long documents.
+        num_joined: Number of ends of wrapped lines, which are read as spaces.
+        beginning: Its first `_JUDGED_CHARACTERS`.
+    """
+
+    config: CorpusConfig
+    digests: Mapping["Source", str]
+    num_documents: int
+    num_lines: int
+    num_characters: int
+    num_joined: int
+    beginning: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Stored bytes of all sources."""
+        return sum(source.num_bytes for source in self.digests)
+
+    def read_documents(
+        self, task: str, skipped: Skipped
+    ) -> Iterator[list[str]]:
+        """Yields the stripped lines of each document; none is empty.
+
+        Args:
+            task: What the documents are read for, shown with the progress.
+            skipped: See `Reading`; also counts the cuts of long documents.
+
+        Raises:
+            UserError: For text that has changed since it was checked.
+        """
+        with show_progress(task, self.num_bytes) as bar:
+            for source, digest in self.digests.items():
+                reading = Reading(self.config, bar.update, skipped, [])
+                yield from _collect_documents(source, reading)
+                if reading.digests != [digest]:
+                    raise UserError(
+                        f"{source.name} must not change while the command runs",
+                        received="other text than when it was checked",
+                        remedy="Run the command again once nothing writes to "
+                        "it, or on a copy.",
+                    )
+
+    def warn_of_lost_accents(self, remedy: str) -> None:
+        """Warns if dropping combining marks changes the text."""
+        if lost := describe_lost_accents(self.beginning):
+            logging.warning("accents are dropped: %s. %s", lost, remedy)
+
+
 def check_inputs(
     sources: Sequence["Source"], config: CorpusConfig
-) -> dict["Source", str]:
+) -> CheckedText:
     """Reads all text once, so that a fault is reported early.
-
-    Returns:
-        The sources, in order, with a digest of the text of each.
 
     Raises:
         UserError: For damaged files, bytes that are not UTF-8, other formats,
             and JSON without text. The error names file and line.
     """
+    num_documents = num_lines = num_characters = 0
+    beginning = ""
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("checking inputs", num_bytes) as bar:
         reading = Reading(config, bar.update, Counter(), [])
         for source in sources:
-            for _ in source.read_texts(reading):
-                pass
-    if number := reading.skipped[JOINED_LINES]:
-        logging.info("the text has wrapped lines: joined %d of them", number)
-    return dict(zip(sources, reading.digests, strict=True))
+            in_document = False
+            for line in source.read_texts(reading):
+                if line:
+                    num_lines += 1
+                    num_characters += len(line)
+                    num_documents += not in_document
+                in_document = bool(line)
+                if len(beginning) < _JUDGED_CHARACTERS:
+                    beginning += f"{line}\n"
+    num_joined = reading.skipped[JOINED_LINES]
+    if num_joined:
+        logging.info(
+            "the text has wrapped lines: joined %d of them", num_joined
+        )
+    return CheckedText(
+        config,
+        dict(zip(sources, reading.digests, strict=True)),
+        num_documents,
+        num_lines,
+        num_characters,
+        num_joined,
+        beginning[:_JUDGED_CHARACTERS],
+    )
 
 
-def read_documents(
-    sources: Mapping["Source", str],
-    config: CorpusConfig,
-    on_bytes: OnBytes,
-    skipped: Skipped,
+def _collect_documents(
+    source: "Source", reading: Reading
 ) -> Iterator[list[str]]:
-    """Yields the stripped lines of each document; none is empty.
-
-    Args:
-        sources: The sources, with what `check_inputs` returned for them.
-        on_bytes: As `skipped`, see `Reading`.
-
-    Raises:
-        UserError: For text that `check_inputs` refuses, or that has changed
-            since.
-    """
-    for source, digest in sources.items():
-        document: list[str] = []
-        size = 0
-        reading = Reading(config, on_bytes, skipped, [])
-        for line in source.read_texts(reading):
+    """Yields the lines of each document of a source; long ones are cut."""
+    document: list[str] = []
+    size = 0
+    for line in source.read_texts(reading):
+        is_too_long = size + len(line) > LONGEST_DOCUMENT
+        if document and (is_too_long or not line):
             if line:
-                if document and size + len(line) > LONGEST_DOCUMENT:
-                    skipped[CUT_DOCUMENTS] += 1
-                    yield document
-                    document, size = [], 0
-                document.append(line)
-                size += len(line)
-            elif document:
-                yield document
-                document, size = [], 0
-        if reading.digests != [digest]:
-            raise UserError(
-                f"{source.name} must not change while the command runs",
-                received="other text than when it was checked",
-                remedy="Run the command again once nothing writes to it, or "
-                "on a copy.",
-            )
-        if document:
+                reading.skipped[CUT_DOCUMENTS] += 1
             yield document
+            document, size = [], 0
+        if line:
+            document.append(line)
+            size += len(line)
+    if document:
+        yield document
 
 
 def refuse_unknown(unknown: int, total: int, symbols: str) -> None:
@@ -288,19 +338,6 @@ def refuse_unknown(unknown: int, total: int, symbols: str) -> None:
             remedy="Add them to the list of symbols, or correct the text; "
             "--symbols=text takes all of a text.",
         )
-
-
-def warn_of_lost_accents(
-    sources: Mapping["Source", str], config: CorpusConfig, remedy: str
-) -> None:
-    """Warns if dropping combining marks changes a text, by its beginning."""
-    start = ""
-    for document in read_documents(sources, config, lambda _: None, Counter()):
-        start += "\n".join(document)
-        if len(start) > JUDGED_CHARACTERS:
-            break
-    if lost := describe_lost_accents(start[:JUDGED_CHARACTERS]):
-        logging.warning("accents are dropped: %s. %s", lost, remedy)
 
 
 def _strip(line: str) -> str:
@@ -393,7 +430,7 @@ class TextFile:
         blocks = itertools.chain([head], blocks)
         width = 0
         if form == "text":
-            start = head[:JUDGED_CHARACTERS].decode(errors="replace")
+            start = head[:_JUDGED_CHARACTERS].decode(errors="replace")
             width = find_width(start)
             lines = self._read_text(blocks, reading)
             yield from _join_lines(lines, width, reading) if width else lines
@@ -575,22 +612,19 @@ def split_labels(line: str) -> tuple[str, list[str]]:
     return text, words
 
 
-def choose_labels(
-    sources: Mapping["Source", str], config: CorpusConfig, number: int
-) -> list[str]:
+def choose_labels(checked: CheckedText, number: int) -> list[str]:
     """The most frequent words of labelled text, at most a number of them."""
     counts: Counter[str] = Counter()
-    num_bytes = sum(source.num_bytes for source in sources)
-    with show_progress("counting words", num_bytes) as bar:
-        skipped: Skipped = Counter()
-        for lines in read_documents(sources, config, bar.update, skipped):
-            for line in lines:
-                counts.update(filter(None, split_labels(line)[1]))
+    for lines in checked.read_documents("counting words", Counter()):
+        for line in lines:
+            counts.update(filter(None, split_labels(line)[1]))
     by_count = sorted(counts, key=lambda word: (-counts[word], word))[:number]
     labelled = sum(counts[word] for word in by_count)
     logging.info(
         "%d labels for %.1f %% of the words, which are %d different ones",
-        *(len(by_count), 100 * labelled / max(1, counts.total()), len(counts)),
+        len(by_count),
+        100 * labelled / max(1, counts.total()),
+        len(counts),
     )
     return by_count
 

@@ -36,7 +36,7 @@ import re
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,18 +71,15 @@ from albert_tf.records.tokenization import (
     normalize,
 )
 from data_prep.config import TokenizerConfig
-from data_prep.processes import show_progress
 from data_prep.text import (
-    Source,
+    CheckedText,
     break_sentences,
     check_inputs,
     cut,
     describe_breaking,
     find_inputs,
     find_versions,
-    read_documents,
     refuse_unknown,
-    warn_of_lost_accents,
 )
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
@@ -125,8 +122,8 @@ def main(config: TokenizerConfig) -> None:
     found = find_inputs(config, [config.model_prefix + s for s in suffixes])
     if not exists(model_file):
         check_writable(model_file)
-    sources = check_inputs(found, config)
-    digests = sorted(sources.values())
+    checked = check_inputs(found, config)
+    digests = sorted(checked.digests.values())
     # Everything that decides the bytes of the model.
     described = {
         "settings": config.result_settings(),
@@ -142,22 +139,18 @@ def main(config: TokenizerConfig) -> None:
         return
     check_writable(model_file)
     if config.symbols:
-        model, counted = _make_symbols(config, sources, symbols)
+        model, counted = _make_symbols(config, checked, symbols)
         _write_model(config.model_prefix, model, {**described, **counted})
         return
 
     if not config.keep_accents:
-        warn_of_lost_accents(
-            sources,
-            config,
+        checked.warn_of_lost_accents(
             "Set --keep_accents, unless you continue a model "
-            "whose vocabulary drops them.",
+            "whose vocabulary drops them."
         )
     skipped: collections.Counter[str] = collections.Counter()
-    num_bytes = sum(source.num_bytes for source in sources)
-    with show_progress("reading sentences", num_bytes) as bar:
-        documents = read_documents(sources, config, bar.update, skipped)
-        sample = _draw_sentences(config, documents, skipped)
+    documents = checked.read_documents("reading sentences", skipped)
+    sample = _draw_sentences(config, documents, skipped)
     described |= {
         "num_sentences": len(sample),
         "num_characters": sample.num_characters,
@@ -221,7 +214,7 @@ def _read_symbols(path: str) -> str:
 
 
 def _make_symbols(
-    config: TokenizerConfig, sources: Mapping[Source, str], symbols: str
+    config: TokenizerConfig, checked: CheckedText, symbols: str
 ) -> tuple[bytes, dict[str, int]]:
     """A model of a list of symbols, or of those of the text, and its counts.
 
@@ -230,11 +223,9 @@ def _make_symbols(
     """
     counts: collections.Counter[str] = collections.Counter()
     skipped: collections.Counter[str] = collections.Counter()
-    num_bytes = sum(source.num_bytes for source in sources)
-    with show_progress("counting symbols", num_bytes) as bar:
-        for lines in read_documents(sources, config, bar.update, skipped):
-            for sentence in break_sentences(lines, config, skipped):
-                counts.update(sentence)
+    for lines in checked.read_documents("counting symbols", skipped):
+        for sentence in break_sentences(lines, config, skipped):
+            counts.update(sentence)
     total = counts.total()
     if not symbols:
         covered = 0

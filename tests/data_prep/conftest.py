@@ -1,12 +1,15 @@
 """Fixtures of the tests of builds: a text and its records."""
 
+import collections
 import gzip
 import pathlib
 import shutil
+import unittest.mock
 
 import pytest
 
-from data_prep import inspect_records
+from albert_tf.errors import UserError
+from data_prep import inspect_records, text
 from data_prep.config import InspectConfig
 from tests.helpers import inspected_records
 from tests.helpers.small_builds import build
@@ -58,3 +61,23 @@ def inspect(capsys):
         return status, capsys.readouterr().out
 
     return run
+
+
+def read_text(config):
+    """Checks text and reads it: what the check returns, the documents, and
+    counts of what was skipped.
+
+    The check must refuse unreadable input, and the progress must end at the
+    stored bytes.
+    """
+    checked = text.check_inputs(text.find_inputs(config), config)
+    skipped = collections.Counter()
+    with unittest.mock.patch.object(text, "show_progress") as show_progress:
+        try:
+            documents = list(checked.read_documents("reading", skipped))
+        except UserError as error:
+            raise AssertionError("the check has not found it") from error
+    update = show_progress().__enter__().update
+    reported = sum(call.args[0] for call in update.call_args_list)
+    assert reported == checked.num_bytes
+    return checked, documents, skipped

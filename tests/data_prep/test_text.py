@@ -26,7 +26,7 @@ from albert_tf.records.tokenization import Tokenizer
 from data_prep import text as reader
 from data_prep.config import CorpusConfig
 from data_prep.text import break_line, break_sentences, find_inputs, read_lines
-from tests.data_prep.conftest import DEMO
+from tests.data_prep.conftest import DEMO, read_text
 from tests.helpers.small_builds import VOCABULARY
 
 COMPRESS = {
@@ -38,23 +38,9 @@ COMPRESS = {
 
 
 def read(*paths, **settings):
-    """Documents, counts of what was skipped, and bytes reported.
-
-    The first pass must refuse unreadable input.
-    """
+    """Documents, and counts of what was skipped."""
     config = CorpusConfig(input_file=tuple(map(str, paths)), **settings)
-    found = find_inputs(config)
-    sizes = []
-    sources = reader.check_inputs(found, config)
-    skipped = collections.Counter()
-    try:
-        documents = list(
-            reader.read_documents(sources, config, sizes.append, skipped)
-        )
-    except UserError as error:
-        raise AssertionError("the first pass has not found it") from error
-    assert sum(sizes) == sum(source.num_bytes for source in sources)
-    return documents, skipped, sum(sizes)
+    return read_text(config)[1:]
 
 
 # --- lines --------------------------------------------------------------------
@@ -119,10 +105,9 @@ def test_blank_lines_separate_documents(tmp_path, content):
     """And the end of a file."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(content)
-    documents, skipped, num_bytes = read(tmp_path / "*.txt")
+    documents, skipped = read(tmp_path / "*.txt")
     assert documents == [["One a.", "Two b."], ["Three ç."], ["Four d."]] * 2
     assert not skipped
-    assert num_bytes == 2 * len(content)
 
 
 def test_the_lines_of_wrapped_paragraphs_are_joined(tmp_path):
@@ -133,13 +118,13 @@ def test_the_lines_of_wrapped_paragraphs_are_joined(tmp_path):
     path = tmp_path / "wrapped.txt"
     wrapped = "\n\n".join(textwrap.fill(text, 72) for text in paragraphs)
     path.write_text("\n".join([wrapped, "", *items]))
-    documents, skipped, _ = read(path)
+    documents, skipped = read(path)
     expected = [[" ".join(text.split())] for text in paragraphs]
     assert documents == [*expected, items]
     assert skipped[reader.JOINED_LINES] == wrapped.count("\n") - 2 * 39
 
     path.write_text("\n".join(paragraphs))
-    documents, skipped, _ = read(path)
+    documents, skipped = read(path)
     assert [len(lines) for lines in documents] == [40]
     assert not skipped
 
@@ -152,11 +137,10 @@ def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
     long = "A line that repeats."
     parts = (b"One a.\nTw", b"o b.\n\n", f"{long}\n".encode() * 200_000, b"End")
     path.write_bytes(b"".join(COMPRESS[suffix](part) for part in parts))
-    documents, _, num_bytes = read(path)
+    documents, _ = read(path)
     assert documents[0] == ["One a.", "Two b."]
     lines = [line for document in documents[1:] for line in document]
     assert lines == [long] * 200_000 + ["End"]
-    assert num_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -200,12 +184,12 @@ def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "LONGEST_DOCUMENT", 10)
     path = tmp_path / "a.txt"
     path.write_text("abc def ghi jkl\nmn\n\nop", encoding="utf-8")
-    documents, skipped, _ = read(path)
+    documents, skipped = read(path)
     assert documents == [["abc def"], ["ghi jkl", "mn"], ["op"]]
     assert skipped == {reader.CUT_DOCUMENTS: 1}
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "abcdefghijkl\nmn"}))
-    documents, skipped, _ = read(path)
+    documents, skipped = read(path)
     assert documents == [["abcdefghij"], ["kl", "mn"]]
     assert skipped == {reader.CUT_DOCUMENTS: 1}
 
@@ -261,9 +245,9 @@ def test_bad_utf8_is_named_replaced_or_skipped(tmp_path, case, compressed):
     path.write_bytes(gzip.compress(content) if compressed else content)
     with pytest.raises(UserError, match=message):
         read(path)
-    documents, skipped, _ = read(path, on_bad_utf8="replace")
+    documents, skipped = read(path, on_bad_utf8="replace")
     assert (documents, skipped) == (replaced, {})
-    documents, skipped, _ = read(path, on_bad_utf8="skip")
+    documents, skipped = read(path, on_bad_utf8="skip")
     is_text = name.endswith("txt")
     reason = reader.SKIPPED_LINES if is_text else reader.SKIPPED_TEXTS
     assert (documents, skipped) == (kept, {reason: 1})
@@ -396,7 +380,7 @@ def test_json_lines_are_documents(tmp_path):
     path.write_text(
         "\n".join(json.dumps({"id": 1, "body": t}) for t in texts) + "\n\n"
     )
-    documents, skipped, _ = read(path, text_field="body")
+    documents, skipped = read(path, text_field="body")
     assert documents == [["One a.", "Two b."], ["Three\0 ç."]]
     assert skipped == {reader.EMPTY_TEXTS: 1}
     with pytest.raises(UserError, match=r'line 1 of .*"text".*--text_field'):
@@ -444,7 +428,7 @@ def test_rows_of_tables_are_documents(tmp_path, name, content, monkeypatch):
     monkeypatch.setattr(reader, "BLOCK_BYTES", 50)
     monkeypatch.setattr(tables, "_ROWS_AT_A_TIME", 1)
     (tmp_path / name).write_bytes(content)
-    documents, skipped, _ = read(tmp_path / name)
+    documents, skipped = read(tmp_path / name)
     assert documents == [CELL.split("\n"), ["D"]]
     assert skipped == {reader.EMPTY_TEXTS: 1}
 
@@ -464,7 +448,7 @@ def test_forms_of_json_give_the_same_documents(tmp_path, content):
     no escape; null and invisible characters are no text."""
     for name in ("a.json", "part-00000"):
         (tmp_path / name).write_bytes(content)
-        documents, skipped, _ = read(tmp_path / name)
+        documents, skipped = read(tmp_path / name)
         assert documents == [["A b.\tC."], ["D"]]
         assert skipped == {reader.EMPTY_TEXTS: content.count(b"200b") + 1}
 
@@ -520,13 +504,10 @@ def test_text_that_changes_after_the_check_is_refused(tmp_path):
     config = CorpusConfig(input_file=(str(path),))
     for changed in ("One.\n\n", "One.\n\nTwo.\n\nThree.", "One.\n\nTen.\n"):
         path.write_text("One.\n\nTwo.\n")
-        sources = reader.check_inputs(find_inputs(config), config)
+        checked = reader.check_inputs(find_inputs(config), config)
         path.write_text(changed)
-        documents = reader.read_documents(
-            sources, config, print, collections.Counter()
-        )
         with pytest.raises(UserError, match=r"a\.txt must not change"):
-            list(documents)
+            list(checked.read_documents("reading", collections.Counter()))
 
 
 def test_inputs_are_sorted_and_each_file_is_read_once(tmp_path, monkeypatch):
@@ -553,9 +534,8 @@ def test_digest_depends_on_content_and_format(tmp_path):
         path.write_text('{"text": "One."}' if name != "c.txt" else "One.")
         form = "text" if path.suffix == ".txt" else "auto"
         config = CorpusConfig(input_file=(str(path),), input_format=form)
-        (digests[name],) = reader.check_inputs(
-            find_inputs(config), config
-        ).values()
+        checked = reader.check_inputs(find_inputs(config), config)
+        (digests[name],) = checked.digests.values()
     assert digests["a.txt"] == digests["b.txt"]
     assert digests["a.jsonl"] == digests["b.json"]
     assert len(set(digests.values())) == 3

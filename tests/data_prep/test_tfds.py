@@ -8,8 +8,8 @@ import pytest
 from albert_tf.errors import UserError
 from data_prep import build_tfrecords
 from data_prep.config import CorpusConfig
-from data_prep.text import check_inputs, find_inputs, read_documents
-from tests.data_prep.conftest import DEMO
+from data_prep.text import check_inputs, find_inputs
+from tests.data_prep.conftest import DEMO, read_text
 from tests.helpers.small_builds import make_config as make_build
 
 pytestmark = pytest.mark.tfds
@@ -86,14 +86,10 @@ def make_config(monkeypatch):
     return make
 
 
-def read(config, skipped=None):
-    sources = find_inputs(config)
-    sizes = []
-    checked = check_inputs(sources, config)
-    skipped = collections.Counter() if skipped is None else skipped
-    documents = list(read_documents(checked, config, sizes.append, skipped))
-    assert sum(sizes) == sum(source.num_bytes for source in sources)
-    return documents, list(checked.values())
+def read(config):
+    """Documents, and the digests of the parts of the dataset."""
+    checked, documents, _ = read_text(config)
+    return documents, list(checked.digests.values())
 
 
 def test_each_element_is_a_document(articles, data_dir, make_config):
@@ -146,7 +142,7 @@ def test_a_damaged_or_changed_dataset_is_refused(tmp_path, make_config):
     prepare(tmp_path / "other", ["One.", "Two.", "Six!!!"] * 9, 1)
     shutil.copy(next((tmp_path / "other").rglob("*tfrecord*")), path)
     with pytest.raises(UserError, match=r"tiny_.* must not change"):
-        list(read_documents(checked, config, print, collections.Counter()))
+        list(checked.read_documents("reading", collections.Counter()))
 
 
 def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(
@@ -158,8 +154,8 @@ def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(
         read(make_config(tmp_path))
     documents, _ = read(make_config(tmp_path, on_bad_utf8="replace"))
     assert documents == [["caf\ufffd au lait"]]
-    skipped = collections.Counter()
-    documents, _ = read(make_config(tmp_path, on_bad_utf8="skip"), skipped)
+    config = make_config(tmp_path, on_bad_utf8="skip")
+    _, documents, skipped = read_text(config)
     assert documents == []
     assert skipped == {"documents that are not Unicode": 1}
 

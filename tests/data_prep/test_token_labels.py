@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from albert_tf.records.tokenization import Tokenizer
 from data_prep import text as reader
 from data_prep.config import RecordsConfig
 from data_prep.inspection import read_rows, read_shape, restore_tokens
+from tests.data_prep.conftest import read_text
 from tests.helpers import labelled_text
 
 WORDS = {unit: word for word, unit in labelled_text.UNITS.items()}
@@ -74,10 +74,7 @@ def test_a_line_longer_than_a_document_is_one_document(tmp_path):
     units, words = ["a" * 300] * 4096, ["x"] * 4096
     path.write_text(json.dumps({"units": units, "words": words}) + "\n")
     config = RecordsConfig(input_file=(str(path),), label_vocab_size=2)
-    sources = reader.check_inputs(reader.find_inputs(config), config)
-    documents = reader.read_documents(
-        sources, config, lambda _: None, Counter()
-    )
+    _, documents, _ = read_text(config)
     ((line,),) = (map(reader.split_labels, document) for document in documents)
     assert line == (" ".join(units), words)
 
