@@ -321,9 +321,7 @@ def _make_units(
         pass
     for path in state.spill_files(_UNITS)[num_units:]:
         files.remove(path)  # of other text that an interrupted build read
-    files.write_text(
-        finished_path, json.dumps({"units": num_units, "skipped": skipped})
-    )
+    files.write_json(finished_path, {"skipped": skipped})
 
 
 def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
@@ -332,8 +330,8 @@ def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
     return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
 
 
-def make_unit(state: _State, task: _UnitTask) -> int:
-    """Writes the spill file of a unit, and returns its number of examples.
+def make_unit(state: _State, task: _UnitTask) -> None:
+    """Writes the spill file of a unit.
 
     Args:
         task: The path, a digest of the documents, and the documents.
@@ -344,8 +342,7 @@ def make_unit(state: _State, task: _UnitTask) -> int:
     )
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, piece_counts.astype(np.uint32))
-    note = {"skipped": counts, "sha256": digest}
-    files.write_text(path + ".json", json.dumps(note))
+    files.write_json(path + ".json", {"skipped": counts, "sha256": digest})
     examples = UnmaskedExamples.concatenate(
         by_split.values(), state.spilled.dtype
     )
@@ -358,7 +355,6 @@ def make_unit(state: _State, task: _UnitTask) -> int:
     state.spilled.write(
         path, examples, np.concatenate([np.empty(0, np.int64), *shards])
     )
-    return len(examples.headers)
 
 
 def _sum_units(state: _State) -> BuiltRecords:
@@ -449,7 +445,7 @@ def _move_duplicates(state: _State, shard: int) -> int:
                 moved,
                 choose_shards(state.shards, split, moved.headers["key"]),
             )
-    files.write_text(prefix + ".json", json.dumps({"documents": num_documents}))
+    files.write_json(prefix + ".json", {"documents": num_documents})
     return num_documents
 
 
