@@ -30,7 +30,6 @@ from albert_tf.records.tokenization import (
 )
 
 _WORD = re.compile(r"\S+")
-_DOTTED_I = "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"
 
 # Score of the answer "" to a question without a single possible answer.
 _NO_ANSWER_SCORE = -1e6
@@ -97,13 +96,8 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
         characters  "ﬁnal"    "Café"
     """
     if tokenizer.kind == GOOGLE_ALBERT:
-        normalized, origins = (
-            _compose(text) if tokenizer.keep_accents else _normalize(text)
-        )
-        if tokenizer.do_lower_case:
-            # This changes no length: the only letter with a longer lower case,
-            # a dotted capital I, has been decomposed.
-            normalized = normalized.lower()
+        normalized = tokenizer.normalize(text)
+        origins = _find_origins(tokenizer, text)
     else:
         normalized = text
         origins = np.stack([np.arange(len(text)), np.arange(len(text)) + 1])
@@ -130,69 +124,47 @@ def _is_invisible(character: str) -> bool:
     )
 
 
-def _normalize(text: str) -> tuple[str, np.ndarray]:
-    """Normalises like `tokenization.normalize`, but keeps upper case.
+def _find_origins(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Finds where each character of the normalised text comes from.
 
-    Also returns int64 `(2, length)`: character i comes from
-    `text[origins[0, i]:origins[1, i]]`, with the combining marks after it.
+    Returns:
+        int64, `(2, length)`: begins and ends in `text`.
     """
-    parts: list[str] = []
-    begins: list[int] = []
-    ends: list[int] = []
+    origins: list[tuple[int, int]] = []
     for number, word in enumerate(_WORD.finditer(text)):
         begin, end = word.span()
-        if number:
-            begins.append(ends[-1] if ends else 0)
-            ends.append(begin)
-            parts.append(" ")
+        if number:  # a space
+            origins.append((origins[-1][1] if origins else 0, begin))
         if word.group().isascii():
-            begins.extend(range(begin, end))
-            ends.extend(range(begin + 1, end + 1))
-            parts.append(word.group())
+            origins += [(i, i + 1) for i in range(begin, end)]
             continue
-        word_begin = len(begins)
-        for i, character in enumerate(word.group(), begin):
-            decomposed = unicodedata.normalize("NFKD", character)
-            kept = [c for c in decomposed if not unicodedata.combining(c)]
-            begins += [i] * len(kept)
-            ends += [i + 1] * len(kept)
-            parts += kept
-            if not kept and len(begins) > word_begin:
-                ends[-1] = i + 1
-    return "".join(parts), np.array([begins, ends], np.int64).reshape(2, -1)
+        for cluster in _split_clusters(word.group()):
+            end = begin + len(cluster)
+            origins += [(begin, end)] * len(tokenizer.normalize(cluster))
+            begin = end
+    return np.array(origins, np.int64).reshape(-1, 2).T
 
 
-def _compose(text: str) -> tuple[str, np.ndarray]:
-    """As `_normalize`, for `keep_accents`: marks join their letters.
+def _split_clusters(word: str) -> Iterator[str]:
+    """Yields each character with the marks and letters that it joins."""
+    cluster = word[0]
+    for character in word[1:]:
+        if _joins(cluster, character):
+            cluster += character
+        else:
+            yield cluster
+            cluster = character
+    yield cluster
 
-    What a letter and its marks become comes from all of these characters.
-    """
-    parts: list[str] = []
-    origins: list[tuple[int, int]] = []
-    for word in _WORD.finditer(text):
-        if origins:
-            parts.append(" ")
-            origins.append((origins[-1][1], word.start()))
-        begin = word.start()
-        cluster = composed = ""
-        for character in word.group():
-            longer = unicodedata.normalize("NFKC", cluster + character)
-            alone = unicodedata.normalize("NFKC", character)
-            if unicodedata.combining(character) or longer != composed + alone:
-                cluster, composed = cluster + character, longer
-                continue
-            parts.append(composed)
-            origins += [(begin, begin + len(cluster))] * len(composed)
-            begin += len(cluster)
-            cluster, composed = character, alone
-        parts.append(composed)
-        origins += [(begin, begin + len(cluster))] * len(composed)
-    # As lower case: one letter would become two, which moves the others.
-    text = "".join(parts)
-    lengths = [1 + (c == _DOTTED_I) for c in text]
+
+@functools.lru_cache(1 << 16)
+def _joins(cluster: str, character: str) -> bool:
+    """Whether a character is a mark, or composes with what precedes it."""
+    first = unicodedata.normalize("NFKD", character)[0]
+    nfkc = functools.partial(unicodedata.normalize, "NFKC")
+    apart = nfkc(cluster) + nfkc(character)
     return (
-        text.replace(_DOTTED_I, "I\N{COMBINING DOT ABOVE}"),
-        np.array(origins, np.int64).reshape(-1, 2).repeat(lengths, axis=0).T,
+        unicodedata.combining(first) > 0 or nfkc(cluster + character) != apart
     )
 
 

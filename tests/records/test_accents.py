@@ -85,6 +85,14 @@ def test_tokens_cover_the_raw_text(vocabulary, language):
         assert end == len(text)
 
 
+def test_a_mark_after_a_mark_of_two_joins_their_letter(vocabulary):
+    """U+0F73 is two marks, but does not say so."""
+    tokenizer = Tokenizer(vocabulary)
+    tokens = align(tokenizer, "a\u0f73\u0301")
+    expected = tokenizer.encode_batch(["a\u0f73\u0301"]).ids
+    assert np.array_equal(tokens.ids, expected)
+
+
 @pytest.mark.text
 def test_the_graph_gives_the_same_ids(vocabulary):
     import tensorflow as tf
