@@ -492,12 +492,11 @@ class TextFile:
         if form == "jsonl":
             rows = tables.read_json(blocks, self.name, _SURROGATES)
         else:
-            lines = tables.read_lines(blocks, self.name, _SURROGATES)
             table = tables.open_table(
-                lines,
+                tables.read_lines(blocks, self.name, _SURROGATES),
                 self.name,
-                quotes=form == "csv" or self._has_quotes(),
-                delimiters=tables.DELIMITERS if form == "csv" else "\t",
+                is_csv=form == "csv",
+                read_again=self._read_lines,
                 wanted=[field],
             )
             if field not in table.columns:
@@ -511,11 +510,9 @@ class TextFile:
             text = _text_of(where, values, field, form)
             yield from _lines_of_text(text, where, reading)
 
-    def _has_quotes(self) -> bool:
-        """Reads the file to see whether a TSV file has the quotes of CSV."""
+    def _read_lines(self) -> Iterator[str]:
         blocks = read_blocks(self.name, lambda block: None)
-        lines = tables.read_lines(blocks, self.name, _SURROGATES)
-        return tables.has_quotes(lines, self.name)
+        return tables.read_lines(blocks, self.name, _SURROGATES)
 
     def _read_parquet(self, num_bytes: int, reading: Reading) -> Iterator[str]:
         """Args: num_bytes: stored bytes that are not reported yet."""

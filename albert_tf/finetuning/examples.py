@@ -21,14 +21,13 @@ numbers, unless --text_column and --label_column are numbers of columns.
 
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
-from absl import logging
 
 from albert_tf.config.task import OWN_TASKS, TaskConfig
 from albert_tf.errors import UserError
@@ -197,13 +196,13 @@ def read_rows(
             received=path,
             remedy=remedy,
         )
-    is_csv = path.endswith(".csv")
-    quotes = is_csv or (may_quote and tables.has_quotes(read_lines(path), path))
-    if quotes and not is_csv:
-        logging.info("%s is read with the quotes of CSV", path)
-    delimiters = tables.DELIMITERS if is_csv else "\t"
     table = tables.open_table(
-        read_lines(path), path, quotes, delimiters, wanted, header
+        read_lines(path),
+        path,
+        is_csv=path.endswith(".csv"),
+        read_again=functools.partial(read_lines, path) if may_quote else None,
+        wanted=wanted,
+        header=header,
     )
     return table.rows
 

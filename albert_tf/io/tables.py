@@ -18,8 +18,10 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+from absl import logging
 
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import files
@@ -164,8 +166,8 @@ def _too_long(where: str, what: str) -> UserError:
 def open_table(
     lines: Iterator[str],
     name: str,
-    quotes: bool,
-    delimiters: str = DELIMITERS,
+    is_csv: bool,
+    read_again: Callable[[], Iterable[str]] | None = None,
     wanted: Sequence[str] = (),
     header: Sequence[str] = (),
 ) -> Table:
@@ -173,9 +175,10 @@ def open_table(
 
     Args:
         lines: Of `read_lines`.
-        quotes: Whether cells may have the quotes of CSV.
-        delimiters: Of several, the one that gives the `wanted` columns, or else
-            the first one.
+        read_again: Returns the lines once more, for a TSV file that may have
+            the quotes of CSV.
+        wanted: The delimiter of a CSV file is the first one that gives these
+            columns, or else a comma.
         header: The columns of a file without a header.
 
     Raises:
@@ -183,6 +186,11 @@ def open_table(
             While rows are read: for an open quotation mark, and for cells of
             more than `LONGEST_CELL` characters.
     """
+    quotes = is_csv
+    if not is_csv and read_again and has_quotes(read_again(), name):
+        logging.info("%s is read with the quotes of CSV", name)
+        quotes = True
+    delimiters = DELIMITERS if is_csv else "\t"
     first = list(itertools.islice(lines, _LONGEST_HEADER))
     mark = delimiters[0]
     for delimiter in delimiters:

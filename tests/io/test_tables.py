@@ -24,11 +24,9 @@ def blocks_of(content, size):
     return [content[i : i + size] for i in range(0, len(content), size)]
 
 
-def read_csv(content, size=1 << 20, delimiters=tables.DELIMITERS, quotes=True):
+def read_csv(content, size=1 << 20, is_csv=True):
     lines = tables.read_lines(blocks_of(content, size), "a.csv")
-    return list(
-        tables.open_table(lines, "a.csv", quotes, delimiters, NAMES).rows
-    )
+    return list(tables.open_table(lines, "a.csv", is_csv, wanted=NAMES).rows)
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
@@ -153,7 +151,7 @@ def test_quotes_of_tsv_are_characters():
     content = b'text\tlabel\n"We waited, he wrote.\t1\nIt rained."\t0\n'
     lines = content.decode().split("\n")
     assert not tables.has_quotes(lines, "a.tsv")
-    rows = read_csv(content, delimiters="\t", quotes=False)
+    rows = read_csv(content, is_csv=False)
     assert rows[0] == (
         "line 2",
         {"text": '"We waited, he wrote.', "label": "1"},
