@@ -13,13 +13,12 @@ over separate shards, the lanes; lane k of W fills rows [k * B / W, (k + 1) * B
 / W) of each batch, and a host reads only the lanes whose rows its replicas use.
 The batch does not depend on the number of replicas, hosts or restarts. So a
 checkpoint needs no state of the pipeline. (Iterators cannot be saved under
-strategies.) `batch_stream` finds the batch of a step.
+strategies.)
 """
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -28,11 +27,11 @@ from albert_tf.config import DataConfig
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
-    StoredFeature,
     padding_example,
     parse_records,
 )
 from albert_tf.input.record_sets import RecordSet
+from albert_tf.records.features import TOKEN_LABELS, features_to_read
 
 # 8 MiB reads keep a gs:// stream busy. A host that reads many lanes at the same
 # time uses smaller buffers.
@@ -59,19 +58,23 @@ def training_dataset(
     records: RecordSet,
     config: DataConfig,
     seed: int,
-    first_batch: int,
     record_format: RecordFormat,
+    first_batch: int = 0,
 ) -> MakeDataset:
-    """Returns the endless training batches.
+    """Returns the endless training batches, from those of a step on.
 
     Elements are dictionaries of features, int32 or float32, of shape
-    `(per_replica_batch_size, length)`.
+    `(per_replica_batch_size, length)`. With `synthetic_input`, they are all the
+    same batch of random numbers.
 
     Args:
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
+        record_format: That of `records`.
         first_batch: Number of the batch with which the dataset begins.
     """
+    if config.synthetic_input:
+        return _synthetic_dataset(config, record_format.limits)
 
     @tf.autograph.experimental.do_not_convert
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
@@ -84,26 +87,24 @@ def training_dataset(
         batch_size = config.global_batch_size
         rows = _rows_of_host(batch_size, context)
         width = batch_size // config.input_lanes
-        numbers = range(rows.start // width, -(-rows.stop // width))
+        lanes = range(rows.start // width, -(-rows.stop // width))
         buffer_bytes = max(
-            READ_BUFFER_BYTES // len(numbers), SMALLEST_BUFFER_BYTES
+            READ_BUFFER_BYTES // len(lanes), SMALLEST_BUFFER_BYTES
         )
         # In threads of their own: one thread reads about 100,000 records/s.
         parts = [
             shuffled_stream(
-                lane,
-                first_batch * width,
-                functools.partial(_read_files, lane.records, buffer_bytes),
+                records, config, seed, lane, first_batch * width, buffer_bytes
             )
             .batch(width, drop_remainder=True)
             .prefetch(1)
-            for lane in (Lane.of(n, records, config, seed) for n in numbers)
+            for lane in lanes
         ]
         batches = tf.data.Dataset.zip(*parts).map(
             lambda *parts: tf.concat(parts, axis=0)
         )
         batches = batches.enumerate(first_batch)
-        first_row = numbers.start * width
+        first_row = lanes.start * width
         return _parse_per_replica(
             batches, batch_size, parse, context, first_row
         )
@@ -152,16 +153,17 @@ def evaluation_dataset(
     return make, num_batches
 
 
-def synthetic_dataset(
-    config: DataConfig,
-    features: Sequence[StoredFeature],
-    limits: Mapping[str, int],
+def _synthetic_dataset(
+    config: DataConfig, limits: Mapping[str, int]
 ) -> MakeDataset:
     """Returns one batch of random numbers, again and again.
 
     The devices do the same work as on real records, and never wait for input.
     Integers are below the `limits` of their features, which are 2 if not given.
     """
+    features = features_to_read(
+        "static", config.packing, TOKEN_LABELS in limits
+    )
 
     def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         rows = context.get_per_replica_batch_size(config.global_batch_size)
@@ -184,61 +186,15 @@ def synthetic_dataset(
     return dataset
 
 
-class Lane(NamedTuple):
-    """A stream of records that fills a part of each batch.
-
-    Attributes:
-        records: Its shards.
-        seed: Seed of its order.
-        block_size: Number of consecutive records that are shuffled together.
-        width: Number of records that the lane adds to each batch.
-    """
-
-    records: RecordSet
-    seed: int
-    block_size: int
-    width: int
-
-    @classmethod
-    def of(
-        cls, lane: int, records: RecordSet, config: DataConfig, seed: int
-    ) -> "Lane":
-        """Lane number `lane`, from 0, of `config.input_lanes`."""
-        number = config.input_lanes
-        return cls(
-            records.lane(lane, number),
-            (seed + lane * _LANE_KEY) % 2**63 if lane else seed,
-            max(config.shuffle_block_size // number, 1),
-            config.global_batch_size // number,
-        )
-
-
-def shuffled_shards(
-    records: RecordSet, seed: int, epoch: tf.Tensor | int, begin: int = 0
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Returns the shards that an epoch reads from record `begin` on.
-
-    Returns:
-        Of each directory, its shards, string, and the number of records of the
-        first shard to skip, int64.
-    """
-    key = _epoch_key(seed, epoch)
-    return [
-        _shards_from(
-            [(file, records.counts[file]) for file in files], position, key
-        )
-        for files, position in zip(
-            records.files_by_directory,
-            records.num_by_directory(begin),
-            strict=True,
-        )
-    ]
-
-
 def _shards_from(
     shards: Sequence[tuple[str, int]], position: int, key: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The shards of a directory in shuffled order, from a record on."""
+    """The shards of a directory that an epoch reads, from a record on.
+
+    Returns:
+        Their paths in shuffled order, string, and the number of records of the
+        first one to skip, int64.
+    """
     files = tf.constant([file for file, _ in shards], tf.string)
     sizes = tf.constant([size for _, size in shards], tf.int64)
     order = tf.random.experimental.stateless_shuffle(tf.range(len(shards)), key)
@@ -250,27 +206,42 @@ def _shards_from(
 
 
 def shuffled_stream(
-    lane: Lane,
+    records: RecordSet,
+    config: DataConfig,
+    seed: int,
+    lane: int,
     position: int,
-    read_files: Callable[[tf.Tensor], tf.data.Dataset],
+    buffer_bytes: int = READ_BUFFER_BYTES,
 ) -> tf.data.Dataset:
-    """Returns the endless stream of serialized records from `position` on."""
-    records, seed, block_size, _ = lane
+    """Returns the endless stream of serialized records of a lane.
+
+    Args:
+        lane: Its number, from 0; one of `config.input_lanes`.
+        position: Number of the record of the lane to begin with.
+    """
+    records = records.lane(lane, config.input_lanes)
+    block_size = max(config.shuffle_block_size // config.input_lanes, 1)
+    seed = (seed + lane * _LANE_KEY) % 2**63 if lane else seed
     first_epoch, offset = divmod(position, records.num_records)
 
     @tf.autograph.experimental.do_not_convert
     def epoch_from(epoch: tf.Tensor, first_block: int = 0) -> tf.data.Dataset:
+        epoch_key = tf.stack([tf.constant(seed, tf.int64), epoch])
+
         def shuffle(index: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
-            key = tf.random.experimental.stateless_fold_in(
-                _epoch_key(seed, epoch), index
-            )
+            key = tf.random.experimental.stateless_fold_in(epoch_key, index)
             return tf.random.experimental.stateless_shuffle(block, seed=key)
 
         begin = first_block * block_size
-        sets = [
-            read_files(files).skip(skip)
-            for files, skip in shuffled_shards(records, seed, epoch, begin)
-        ]
+        sets = []
+        for paths, number in zip(
+            records.files_by_directory,
+            records.num_by_directory(begin),
+            strict=True,
+        ):
+            shards = [(path, records.counts[path]) for path in paths]
+            left, skipped = _shards_from(shards, number, epoch_key)
+            sets.append(_read_files(records, buffer_bytes, left).skip(skipped))
         return (
             _alternating(sets, records, begin)
             .batch(block_size)
@@ -307,10 +278,6 @@ def _alternating(
         .unbatch()
     )
     return tf.data.Dataset.choose_from_datasets(sets, choices)
-
-
-def _epoch_key(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
-    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
 
 
 @tf.autograph.experimental.do_not_convert
@@ -407,3 +374,52 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+# Settings, beside the seed, that change the order of the records.
+_ORDER_SETTINGS = ("shuffle_block_size", "input_lanes")
+
+
+def describe_reread(
+    before: DataConfig,
+    after: DataConfig,
+    *,
+    same_seed: bool,
+    step: int,
+    num_records: int,
+) -> str:
+    """What a run reads again or leaves out with other settings; "" if nothing.
+
+    The position of a run in its records is a function of the step and of the
+    settings of now: record `step * global_batch_size` of their order.
+
+    Args:
+        before: Settings until now.
+        after: Settings from `step` on.
+        same_seed: Whether the seed of the record order is the same.
+        num_records: Number of records of an epoch.
+    """
+    read = step * before.global_batch_size
+    position = step * after.global_batch_size
+    has_same_order = same_seed and all(
+        getattr(before, name) == getattr(after, name)
+        for name in _ORDER_SETTINGS
+    )
+    if has_same_order and read == position:
+        return ""
+    moved = (
+        f"reading goes on at record {position:,}, after {read:,} records have "
+        "been read"
+    )
+    if has_same_order:
+        left_out, again = max(position - read, 0), max(read - position, 0)
+        return f"{moved}: {left_out:,} are left out, {again:,} are read again"
+    # In another order, each record has been read with the same probability.
+    read_share = (read % num_records) / num_records
+    position_share = (position % num_records) / num_records
+    again = round(num_records * (1 - position_share) * read_share)
+    left_out = round(num_records * position_share * (1 - read_share))
+    return (
+        f"{moved}, in another order: of this epoch, about {left_out:,} are "
+        f"left out, about {again:,} are read again"
+    )

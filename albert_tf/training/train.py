@@ -30,7 +30,7 @@ from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.workers import wait_for_all
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import RetryError, UserError
-from albert_tf.input.batch_stream import BatchStream, describe_reread
+from albert_tf.input.pipeline import describe_reread, training_dataset
 from albert_tf.input.record_format import explained_reads
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.runs import directory as run_directory
@@ -171,7 +171,6 @@ class Trainer:
         position: Where the run is; changes with each step.
         times: Of the steps since the last line of the log, in this process.
         store: The checkpoints.
-        stream: The batches, by step.
     """
 
     def __init__(
@@ -203,12 +202,6 @@ class Trainer:
             keep_max=config.training.keep_checkpoint_max,
             keep_every_n_steps=config.training.keep_every_n_steps,
             writes=host.writes,
-        )
-        self.stream = BatchStream(
-            records,
-            config.data,
-            config.training.seed,
-            objective.record_format(records),
         )
         names = metric_names(config, objective)
         self.position = Position(0, dict.fromkeys(names, 0.0))
@@ -390,10 +383,17 @@ class Trainer:
 
     def _open_batches(self) -> None:
         """Opens the stream of batches at this step."""
+        make_dataset = training_dataset(
+            self.records,
+            self.config.data,
+            self.config.training.seed,
+            self.objective.record_format(self.records),
+            self.position.step,
+        )
         with self.host.watchdog.limit("opening the records"):
             self._batches = iter(
                 self.host.strategy.distribute_datasets_from_function(
-                    self.stream.open(self.position.step)
+                    make_dataset
                 )
             )
 

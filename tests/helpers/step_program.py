@@ -9,7 +9,7 @@ import tensorflow as tf
 from albert_tf.cluster.runtime import runtime_of
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import PretrainingConfig
-from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.pipeline import training_dataset
 from albert_tf.training.objective import Objective
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
@@ -26,7 +26,7 @@ def make_dataset(config: PretrainingConfig, objective: Objective) -> Any:
     """The batches of a training, as a function of the input context."""
     records, seed = objective.find_training_data(), config.training.seed
     record_format = objective.record_format(records)
-    return BatchStream(records, config.data, seed, record_format).open(0)
+    return training_dataset(records, config.data, seed, record_format)
 
 
 class StepProgram:

@@ -9,7 +9,6 @@ import tensorflow as tf
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
 from albert_tf.input import pipeline
-from albert_tf.input.batch_stream import BatchStream, describe_reread
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
     RecordSet,
@@ -56,8 +55,10 @@ def take(
 ):
     data = dataclasses.replace(config.data, **changes)
     record_format = pretraining_format(records, data)
-    dataset = BatchStream(records, data, 7, record_format).open(start_step)
-    return list(dataset(context).take(num_batches).as_numpy_iterator())
+    make = pipeline.training_dataset(
+        records, data, 7, record_format, start_step
+    )
+    return list(make(context).take(num_batches).as_numpy_iterator())
 
 
 def rows(batches):
@@ -94,11 +95,7 @@ def numbered(directory, *sizes_by_directory):
 def stream(records, position, count, lane=0, seed=7, **settings):
     """The numbers of `count` records of a lane, from a position on."""
     data = DataConfig(**{"global_batch_size": 2, **settings})
-    read = pipeline.shuffled_stream(
-        pipeline.Lane.of(lane, records, data, seed),
-        position,
-        tf.data.TFRecordDataset,
-    )
+    read = pipeline.shuffled_stream(records, data, seed, lane, position)
     return [record[0] for record in read.take(count).as_numpy_iterator()]
 
 
@@ -120,7 +117,7 @@ def test_changed_settings_name_the_records_left_out_and_read_again(
     records = numbered(tmp_path, [16] * 6)
     before = {"global_batch_size": 4, "shuffle_block_size": 32}
     after = {**before, **changes}
-    said = describe_reread(
+    said = pipeline.describe_reread(
         DataConfig(**before),
         DataConfig(**after),
         same_seed=seed == 7,
@@ -142,7 +139,9 @@ def test_changed_settings_name_the_records_left_out_and_read_again(
 
 def test_the_same_settings_read_nothing_again():
     data = DataConfig()
-    said = describe_reread(data, data, same_seed=True, step=5, num_records=96)
+    said = pipeline.describe_reread(
+        data, data, same_seed=True, step=5, num_records=96
+    )
     assert said == ""
 
 

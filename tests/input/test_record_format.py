@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from albert_tf.cluster.host import Host
 from albert_tf.errors import UserError
-from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.pipeline import training_dataset
 from albert_tf.input.record_format import (
     READING_ERRORS,
     explained_reads,
@@ -40,8 +40,8 @@ def shards(copied):
 
 
 @pytest.fixture
-def make_stream(copied, tmp_path):
-    """Returns a stream that reads each shard in its stored order."""
+def make_batches(copied, tmp_path):
+    """Returns records, and the batches of each shard in its stored order."""
 
     def make(**changes):
         config = tiny_run.make_config(
@@ -49,7 +49,8 @@ def make_stream(copied, tmp_path):
         )
         records = find_training_data(config)
         record_format = Pretraining(config).record_format(records)
-        return BatchStream(records, config.data, SEED, record_format)
+        dataset = training_dataset(records, config.data, SEED, record_format)
+        return records, dataset(ONE)
 
     return make
 
@@ -111,7 +112,7 @@ def framed(content):
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_failed_read_names_the_shard_and_the_command(
-    make_stream, shards, name
+    make_batches, shards, name
 ):
     """The command `inspect_records` names the record."""
     damage, shard = DAMAGE[name], shards[1]
@@ -120,10 +121,9 @@ def test_a_failed_read_names_the_shard_and_the_command(
         shard.write_bytes(damage(shard.read_bytes(), offsets))
     else:
         change(shard, 30, *damage)
-    stream = make_stream(global_batch_size=12, input_lanes=3)
-    records = stream._records
+    records, batches = make_batches(global_batch_size=12, input_lanes=3)
     with pytest.raises(READING_ERRORS) as failed:
-        list(stream.open(0)(ONE).take(records.num_records // 12 + 1))
+        list(batches.take(records.num_records // 12 + 1))
     host = Host(tf.distribute.get_strategy())
     with pytest.raises(UserError) as raised, explained_reads(host, records):
         raise failed.value
