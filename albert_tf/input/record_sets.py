@@ -21,11 +21,7 @@ from tqdm import tqdm
 
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.io.files import (
-    find_all,
-    is_remote,
-    open_existing,
-)
+from albert_tf.io.files import find_all, is_remote, open_existing
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
@@ -109,7 +105,8 @@ class RecordSet:
         """
         rest = self.num_records
         numbers = []
-        for size in self.sizes():
+        for files in self.files_by_directory:
+            size = sum(self.counts[file] for file in files)
             # The directory gets its proportion of the positions that the
             # earlier ones leave. That number also grows by at most one at a
             # time.
@@ -118,13 +115,6 @@ class RecordSet:
             position -= number
             rest -= size
         return numbers
-
-    def sizes(self) -> list[int]:
-        """Returns the number of records of each directory."""
-        return [
-            sum(self.counts[file] for file in files)
-            for files in self.files_by_directory
-        ]
 
     def lane(self, lane: int, num_lanes: int) -> "RecordSet":
         """Returns the shards of one of several streams, from 0.
@@ -282,45 +272,43 @@ def find_records(
     metadata_of = {
         directory: _read_metadata_if_any(directory) for directory in directories
     }
-    _check_settings(metadata_of, config, may_be_unpacked)
-    records = RecordSet(_count_all(files, metadata_of, config.data))
-    if not records.num_records:
+    holds_pairs = any(
+        metadata is not None and metadata.sentence_objective != "none"
+        for metadata in metadata_of.values()
+    )
+    for directory, metadata in metadata_of.items():
+        _check_settings(
+            directory, metadata, config, may_be_unpacked, holds_pairs
+        )
+    counts = {}
+    has_metadata = None not in metadata_of.values()
+    for file in tqdm(files, desc="counting records", disable=has_metadata):
+        metadata = metadata_of[posixpath.dirname(file)]
+        counts[file] = _count_records(file, metadata, config.data)
+    if not any(counts.values()):
         raise UserError(
             f"{setting} must hold records",
             received=f"no record in {', '.join(files[:3]) or 'no file'}",
         )
-    records = _describe(records, metadata_of)
+    records = _describe(counts, metadata_of)
     _check_directories_match(records, metadata_of)
     return records
 
 
-def _count_all(
-    files: Sequence[str], metadata_of: _MetadataOf, config: DataConfig
-) -> dict[str, int]:
-    """Number of records of each file; those without metadata are read."""
-    reads_files = None in metadata_of.values()
-    return {
-        file: _count_records(file, metadata_of[posixpath.dirname(file)], config)
-        for file in tqdm(
-            files, desc="counting records", disable=not reads_files
-        )
-    }
-
-
-def _describe(records: RecordSet, metadata_of: _MetadataOf) -> RecordSet:
-    """Adds to records what the metadata of their directories says."""
+def _describe(counts: Mapping[str, int], metadata_of: _MetadataOf) -> RecordSet:
+    """The set of files with these numbers of records, and their metadata."""
     known = {
         directory: metadata
         for directory, metadata in metadata_of.items()
         if metadata is not None
     }
-    # Vocabulary and lengths are those of the first directory with metadata.
-    first = min(known or metadata_of)
+    if not known:
+        return RecordSet(counts, directory=min(metadata_of))
     checksums: dict[str, str] = {}
     # Of the shards that are read, not of all shards of a directory.
     num_examples = num_positions = 0.0
     num_tokens = dict.fromkeys(known, 0.0)
-    for file, count in records.counts.items():
+    for file, count in counts.items():
         directory, name = posixpath.split(file)
         metadata = known.get(directory)
         if metadata is None:
@@ -331,30 +319,27 @@ def _describe(records: RecordSet, metadata_of: _MetadataOf) -> RecordSet:
         num_examples += share * metadata.num_examples
         num_tokens[directory] += share * metadata.num_pieces
         num_positions += count * metadata.max_seq_length
-    records = dataclasses.replace(
-        records,
-        checksums=checksums,
-        metadata=metadata_of[first],
+    # The masked-LM loss of a model that knows which directory an example is
+    # from, and the frequencies of the pieces there.
+    entropy = np.average(
+        [metadata.unigram_entropy_nats for metadata in known.values()],
+        weights=[max(number, 1) for number in num_tokens.values()],
+    )
+    # Vocabulary and lengths are those of the first directory with metadata.
+    first = min(known)
+    records = RecordSet(
+        counts,
+        checksums,
+        dataclasses.replace(known[first], unigram_entropy_nats=float(entropy)),
         directory=first,
     )
-    if known:
-        # The masked-LM loss of a model that knows which directory an example is
-        # from, and the frequencies of the pieces there.
-        entropy = np.average(
-            [metadata.unigram_entropy_nats for metadata in known.values()],
-            weights=[max(number, 1) for number in num_tokens.values()],
-        )
-        metadata = dataclasses.replace(
-            known[first], unigram_entropy_nats=float(entropy)
-        )
-        records = dataclasses.replace(records, metadata=metadata)
-    if len(known) == len(metadata_of):
-        records = dataclasses.replace(
-            records,
-            examples_per_row=num_examples / records.num_records,
-            useful_share=sum(num_tokens.values()) / num_positions,
-        )
-    return records
+    if len(known) < len(metadata_of):
+        return records
+    return dataclasses.replace(
+        records,
+        examples_per_row=num_examples / records.num_records,
+        useful_share=sum(num_tokens.values()) / num_positions,
+    )
 
 
 def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
@@ -381,20 +366,6 @@ def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
 
 
 def _check_settings(
-    metadata_of: _MetadataOf, config: PretrainingConfig, may_be_unpacked: bool
-) -> None:
-    """Checks the metadata of all directories against the settings of a run."""
-    holds_pairs = any(
-        metadata is not None and metadata.sentence_objective != "none"
-        for metadata in metadata_of.values()
-    )
-    for directory, metadata in metadata_of.items():
-        _check_settings_of(
-            directory, metadata, config, may_be_unpacked, holds_pairs
-        )
-
-
-def _check_settings_of(
     directory: str,
     metadata: features.RecordsMetadata | None,
     config: PretrainingConfig,
@@ -479,11 +450,11 @@ def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
             remedy="Build the records with data_prep.build_tfrecords or "
             "google-research/albert; TensorFlow Model Garden has other names.",
         )
-    stored = {
-        feature.name: len(values.float_list.value or values.int64_list.value)
-        for feature in features.FEATURES
-        for values in [found[feature.name]]
-    }
+    stored = {}
+    for feature in features.FEATURES:
+        values = found[feature.name]
+        numbers = values.float_list.value or values.int64_list.value
+        stored[feature.name] = len(numbers)
     features.check_values_match(
         f"the lengths of the features in {file}",
         stored,
