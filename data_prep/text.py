@@ -861,9 +861,13 @@ def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
 
         head = read(_STORED_BYTES)
         magic = next(filter(head.startswith, _DECOMPRESSORS), b"")
-        size = _STORED_BYTES if magic else BLOCK_BYTES
-        blocks = itertools.chain([head], iter(lambda: read(size), b""))
-        yield from _decompress(blocks, magic, path) if magic else blocks
+        if magic:
+            stored = iter(lambda: read(_STORED_BYTES), b"")
+            yield from _decompress(itertools.chain([head], stored), magic, path)
+        else:
+            # Its first block decides how text is read, compressed or not.
+            yield head + read(BLOCK_BYTES)
+            yield from iter(lambda: read(BLOCK_BYTES), b"")
 
 
 def _decompress(

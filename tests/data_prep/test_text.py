@@ -129,6 +129,18 @@ def test_the_lines_of_wrapped_paragraphs_are_joined(tmp_path):
     assert not skipped
 
 
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_wrapped_lines_may_follow_a_long_list_of_contents(tmp_path, compress):
+    contents = "\n".join(f"Chapter {number}" for number in range(400))
+    paragraph = textwrap.fill("A sentence of several lines. " * 20, 72)
+    book = "\n\n".join([contents, *[paragraph] * 200])
+    path = tmp_path / "book.txt"
+    path.write_bytes(compress(book.encode()))
+    assert len(contents) > reader._STORED_BYTES
+    documents, _ = read(path)
+    assert [len(lines) for lines in documents] == [400, *[1] * 200]
+
+
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
     """A file of several archives, as parallel compressors write it; one of
