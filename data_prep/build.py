@@ -260,7 +260,9 @@ def _build_shards(
     with Processes(
         config.num_workers,
         _make_state,
-        *(config, state.vocabulary, state.scratch),
+        config,
+        state.vocabulary,
+        state.scratch,
         state=state,
         dask_scheduler=config.dask_scheduler,
     ) as processes:

@@ -136,26 +136,12 @@ def make_examples(
         and the counts of `TEXT_FORM`.
     """
     counts: Counter[str] = Counter()
-    words_of: list[list[str]] = []
-    if config.reads_labels:
-        pairs = [[*map(split_labels, lines)] for lines in documents]
-        normalized = [[text for text, _ in document] for document in pairs]
-        words_of = [[w for _, ws in document for w in ws] for document in pairs]
-    else:
-        normalized = [
-            [
-                tokenizer.normalize(sentence)
-                for sentence in break_sentences(lines, config, counts)
-            ]
-            for lines in documents
-        ]
-    if end := tokenizer.sentence_end:
-        normalized = [
-            [*(sentence + end for sentence in document[:-1]), *document[-1:]]
-            for document in normalized
-        ]
+    documents = list(documents)
+    normalized = [
+        _normalize(lines, tokenizer, config, counts) for lines in documents
+    ]
+    lines_of_documents = iter(documents)
     dtype = token_dtype(tokenizer.vocab_size, config.reads_labels)
-    words_by_document = iter(words_of)
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
     parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
     for group in group_by_size(normalized, _CHARACTERS_AT_A_TIME):
@@ -166,13 +152,14 @@ def make_examples(
         cuts = tokenizer.words.find_cuts(encoded.ids)
         first = begin = 0
         for document in group:
+            lines = next(lines_of_documents)
             ends = encoded.ends[first : first + len(document)]
             tokens = slice(begin, int(ends[-1]))
             split = choose_split(document, config.holdout_fraction)
             ids = encoded.ids[tokens].astype(dtype)
             if labels is not None:
-                of_words = [labels.get(w, 0) for w in next(words_by_document)]
-                ids |= _label_tokens(ids, of_words, tokenizer) << LABEL_SHIFT
+                found = _find_labels(ids, lines, labels, tokenizer)
+                ids |= found << LABEL_SHIFT
             examples = _make_examples_of_document(
                 ids,
                 np.flatnonzero(cuts[tokens]),
@@ -196,13 +183,36 @@ def make_examples(
     return examples_by_split, piece_counts, counts
 
 
-def _label_tokens(
-    ids: np.ndarray, of_words: Sequence[int], tokenizer: Tokenizer
+def _normalize(
+    lines: list[str],
+    tokenizer: Tokenizer,
+    config: RecordsConfig,
+    counts: Counter[str],
+) -> list[str]:
+    """The normalised sentences of a document."""
+    if config.reads_labels:
+        sentences = [split_labels(line)[0] for line in lines]
+    else:
+        sentences = [
+            tokenizer.normalize(sentence)
+            for sentence in break_sentences(lines, config, counts)
+        ]
+    ended = [sentence + tokenizer.sentence_end for sentence in sentences[:-1]]
+    return ended + sentences[-1:]
+
+
+def _find_labels(
+    ids: np.ndarray,
+    lines: list[str],
+    labels: Mapping[str, int],
+    tokenizer: Tokenizer,
 ) -> np.ndarray:
     """The label of the word of each token; 0 for the spaces between them."""
+    words = [word for line in lines for word in split_labels(line)[1]]
+    of_words = np.array([labels.get(word, 0) for word in words], ids.dtype)
     is_space = ids == tokenizer.space_id
-    labels = np.array(of_words, ids.dtype)[np.cumsum(is_space)]
-    return np.where(is_space, 0, labels).astype(ids.dtype)
+    # Words are separated by spaces, as sentences are.
+    return of_words[np.cumsum(is_space)] * ~is_space
 
 
 def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:

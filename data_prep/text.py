@@ -188,9 +188,12 @@ def find_inputs(
     for path in paths:
         unique.setdefault(real(path), path)
     sources: list[Source] = []
-    passed_over = [unique.pop(p) for p in map(real, written) if p in unique]
-    for path in unique.values():
-        if size := files.count_bytes(path):
+    passed_over: list[str] = []
+    own = set(map(real, written))
+    for file, path in unique.items():
+        if file in own:
+            passed_over.append(path)
+        elif size := files.count_bytes(path):
             sources.append(TextFile(path, size))
         else:
             passed_over.append(f"{path}, 0 bytes")
@@ -579,13 +582,12 @@ def _labelled_lines(
         received = json.dumps(values)[:80]
     elif len(units) != len(words):
         received = f"{len(units)} units and {len(words)} words"
-    elif wrong := [
-        # A word mark is a space for SentencePiece.
-        unit
-        for unit in units
-        if unit.replace(WORD_MARK, " ").split() != [unit]
-    ]:
-        received = f"the unit {wrong[0]!r}"
+    else:
+        for unit in units:
+            # A word mark is a space for SentencePiece.
+            if unit.replace(WORD_MARK, " ").split() != [unit]:
+                received = f"the unit {unit!r}"
+                break
     if received:
         raise UserError(
             f"{where} must be JSON with two lists of strings of equal length: "

@@ -36,7 +36,7 @@ import re
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,23 +228,34 @@ def _make_symbols(
             counts.update(sentence)
     total = counts.total()
     if not symbols:
-        covered = 0
-        for symbol, count in sorted(counts.items(), key=lambda c: (-c[1], c)):
-            if covered >= config.character_coverage * total:
-                break
-            symbols += symbol
-            covered += count
+        symbols = _cover(counts, config.character_coverage)
     unknown = {c: n for c, n in counts.most_common() if c not in symbols}
     num_unknown = sum(unknown.values())
-    named = ", ".join(f"{c!r} {n:,} times" for c, n in [*unknown.items()][:5])
-    refuse_unknown(num_unknown, total, f": {named}")
+    examples = [f"{c!r} {n:,} times" for c, n in [*unknown.items()][:5]]
+    named = f": {', '.join(examples)}"
+    refuse_unknown(num_unknown, total, named)
     logging.info(
         "%s.model: %d symbols; %d of %d characters are unknown%s",
-        *(config.model_prefix, len(set(symbols)), num_unknown, total),
-        named and f": {named}",
+        config.model_prefix,
+        len(set(symbols)),
+        num_unknown,
+        total,
+        named if unknown else "",
     )
     model = make_symbols(symbols)
     return model, {"num_characters": total, "num_unknown": num_unknown}
+
+
+def _cover(counts: Mapping[str, int], coverage: float) -> str:
+    """The most frequent characters, up to this share of a text."""
+    symbols, covered = "", 0
+    wanted = coverage * sum(counts.values())
+    for symbol, count in sorted(counts.items(), key=lambda c: (-c[1], c)):
+        if covered >= wanted:
+            break
+        symbols += symbol
+        covered += count
+    return symbols
 
 
 def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:
