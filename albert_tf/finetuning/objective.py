@@ -216,11 +216,7 @@ class Finetuning(Objective):
         return self._files.records(DEV)
 
     def record_format(self, records: RecordSet) -> RecordFormat:
-        limits = {"input_ids": self._config.model.vocab_size, "segment_ids": 2}
-        head = self._head
-        if head.num_classes:
-            limits |= dict.fromkeys(("label", "token_labels"), head.num_classes)
-        return RecordFormat(self._kind.features(head), limits)
+        return RecordFormat(self._kind.features(self._head))
 
     def describe_records(self, records: RecordSet) -> list[str]:
         line, labels = self._head.kind.replace("_", " "), self._head.labels

@@ -17,13 +17,13 @@ strategies.)
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.config import DataConfig
+from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
@@ -56,8 +56,7 @@ MakeDataset: TypeAlias = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 def training_dataset(
     records: RecordSet,
-    config: DataConfig,
-    seed: int,
+    config: PretrainingConfig,
     record_format: RecordFormat,
     first_batch: int = 0,
 ) -> MakeDataset:
@@ -68,25 +67,26 @@ def training_dataset(
     same batch of random numbers.
 
     Args:
-        config: Batch size and lengths.
-        seed: Seed of the record order and of dynamic masks.
+        config: Batch size, lengths, and the seed of the record order and of
+            dynamic masks.
         record_format: That of `records`.
         first_batch: Number of the batch with which the dataset begins.
     """
-    if config.synthetic_input:
-        return _synthetic_dataset(config, record_format.limits)
+    data, seed = config.data, config.training.seed
+    if data.synthetic_input:
+        return _synthetic_dataset(config)
 
     @tf.autograph.experimental.do_not_convert
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
-        batch = parse_records(serialized, record_format.features, config)
+        batch = parse_records(serialized, record_format.features, data)
         if record_format.finish is None:
             return batch
         return record_format.finish(batch, positions, seed)
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        batch_size = config.global_batch_size
+        batch_size = data.global_batch_size
         rows = _rows_of_host(batch_size, context)
-        width = batch_size // config.input_lanes
+        width = batch_size // data.input_lanes
         lanes = range(rows.start // width, -(-rows.stop // width))
         buffer_bytes = max(
             READ_BUFFER_BYTES // len(lanes), SMALLEST_BUFFER_BYTES
@@ -94,7 +94,7 @@ def training_dataset(
         # In threads of their own: one thread reads about 100,000 records/s.
         parts = [
             shuffled_stream(
-                records, config, seed, lane, first_batch * width, buffer_bytes
+                records, data, seed, lane, first_batch * width, buffer_bytes
             )
             .batch(width, drop_remainder=True)
             .prefetch(1)
@@ -153,31 +153,31 @@ def evaluation_dataset(
     return make, num_batches
 
 
-def _synthetic_dataset(
-    config: DataConfig, limits: Mapping[str, int]
-) -> MakeDataset:
+def _synthetic_dataset(config: PretrainingConfig) -> MakeDataset:
     """Returns one batch of random numbers, again and again.
 
     The devices do the same work as on real records, and never wait for input.
-    Integers are below the `limits` of their features, which are 2 if not given.
     """
-    features = features_to_read(
-        "static", config.packing, TOKEN_LABELS in limits
-    )
+    data, num_labels = config.data, config.num_token_labels
+    limits = {
+        "input_ids": config.model.vocab_size,
+        "masked_lm_positions": data.max_seq_length,
+        "masked_lm_ids": config.model.vocab_size,
+        TOKEN_LABELS: num_labels,
+    }
 
     def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        rows = context.get_per_replica_batch_size(config.global_batch_size)
+        rows = context.get_per_replica_batch_size(data.global_batch_size)
         random = np.random.default_rng(0)
         batch = {}
-        for feature in features:
-            shape = rows, feature.length(config)
+        for feature in features_to_read("static", data.packing, num_labels > 0):
+            shape = rows, feature.length(data)
             if feature.dtype == "float32" or feature.name == "input_mask":
                 # Every position holds a token, and every slot counts.
                 values = np.ones(shape)
             else:
-                values = random.integers(
-                    limits.get(feature.name, 2), size=shape
-                )
+                limit = limits.get(feature.name, 2)
+                values = random.integers(limit, size=shape)
             dtype = np.float32 if feature.dtype == "float32" else np.int32
             batch[feature.name] = values.astype(dtype)
         batches = tf.data.Dataset.from_tensors(batch).repeat()

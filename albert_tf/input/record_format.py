@@ -30,12 +30,7 @@ from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
 from albert_tf.io.files import digest
 from albert_tf.records.array_ops import random_bits
-from albert_tf.records.features import (
-    SENTENCE_LABEL,
-    SENTENCE_WEIGHTS,
-    TOKEN_LABELS,
-    features_to_read,
-)
+from albert_tf.records.features import SENTENCE_WEIGHTS, features_to_read
 from albert_tf.records.masking import mask_rows
 
 Batch = Mapping[str, tf.Tensor]
@@ -63,9 +58,6 @@ class RecordFormat:
     Attributes:
         features: The features to read. A record of zeros must be an example
             of weight 0: such records fill the last batch of an evaluation.
-        limits: Exclusive upper bounds of integer features, from 0 on. A value
-            out of range is an error of the model on CPUs. GPUs and TPUs report
-            none, so find such records with `data_prep.inspect_records`.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the numbers
             of its records, batch number * global batch size + row. None leaves
@@ -73,24 +65,18 @@ class RecordFormat:
     """
 
     features: Sequence[StoredFeature]
-    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     finish: Callable[[Batch, tf.Tensor, int], Batch] | None = None
 
 
 def pretraining_format(
-    records: RecordSet,
-    config: DataConfig,
-    vocab_size: int | None = None,
-    num_token_labels: int = 0,
+    records: RecordSet, config: DataConfig, has_labels: bool = False
 ) -> RecordFormat:
     """Returns the format of pretraining records.
 
     Args:
         records: Records with or without masks.
         config: Lengths and masking.
-        vocab_size: Number of pieces in the vocabulary; None for no limit of
-            token ids.
-        num_token_labels: Number of labels of tokens; 0 reads none.
+        has_labels: Whether to read labels of tokens.
     """
     is_packed = records.packing != "none"
 
@@ -103,9 +89,13 @@ def pretraining_format(
             keys = random_bits(keys, tf.range(size), tensor_ops)
             # Single segments may be among pairs, which have a second one.
             second = batch["input_mask"] * batch["segment_ids"]
-            limits = {"minlength": size + 1, "maxlength": size + 1}
             are_pairs = tf.math.bincount(
-                second, **limits, dtype=tf.float32, axis=-1, binary_output=True
+                second,
+                minlength=size + 1,
+                maxlength=size + 1,
+                dtype=tf.float32,
+                axis=-1,
+                binary_output=True,
             )
             weights = tf.reshape(are_pairs[:, 1:], keys.shape)
             batch = {**batch, SENTENCE_WEIGHTS: weights}
@@ -114,19 +104,8 @@ def pretraining_format(
         kept = {n: v for n, v in batch.items() if n != "token_boundary"}
         return kept | masked
 
-    limits = {
-        "masked_lm_positions": config.max_seq_length,
-        "segment_ids": 2,
-        SENTENCE_LABEL: 2,
-    }
-    if vocab_size is not None:
-        limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
-    has_labels = num_token_labels > 0
-    if has_labels:
-        limits[TOKEN_LABELS] = num_token_labels
     return RecordFormat(
         features_to_read(records.masking, records.packing, has_labels),
-        limits,
         mask if records.masking == "dynamic" else None,
     )
 

@@ -88,12 +88,8 @@ class Pretraining(Objective):
         return held_out
 
     def record_format(self, records: RecordSet) -> RecordFormat:
-        return pretraining_format(
-            records,
-            self._config.data,
-            self._config.model.vocab_size,
-            self._num_token_labels,
-        )
+        has_labels = self._num_token_labels > 0
+        return pretraining_format(records, self._config.data, has_labels)
 
     def describe_records(self, records: RecordSet) -> list[str]:
         lines = [f"{records.masking} masking"]

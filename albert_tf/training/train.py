@@ -385,8 +385,7 @@ class Trainer:
         """Opens the stream of batches at this step."""
         make_dataset = training_dataset(
             self.records,
-            self.config.data,
-            self.config.training.seed,
+            self.config,
             self.objective.record_format(self.records),
             self.position.step,
         )

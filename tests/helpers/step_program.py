@@ -24,9 +24,8 @@ NO_DROPOUT = DropoutRates(0.0, 0.0)
 
 def make_dataset(config: PretrainingConfig, objective: Objective) -> Any:
     """The batches of a training, as a function of the input context."""
-    records, seed = objective.find_training_data(), config.training.seed
-    record_format = objective.record_format(records)
-    return training_dataset(records, config.data, seed, record_format)
+    records = objective.find_training_data()
+    return training_dataset(records, config, objective.record_format(records))
 
 
 class StepProgram:

@@ -53,11 +53,9 @@ def take(
     context=ONE,
     **changes,
 ):
-    data = dataclasses.replace(config.data, **changes)
-    record_format = pretraining_format(records, data)
-    make = pipeline.training_dataset(
-        records, data, 7, record_format, start_step
-    )
+    config = config.replace(seed=7, **changes)
+    record_format = pretraining_format(records, config.data)
+    make = pipeline.training_dataset(records, config, record_format, start_step)
     return list(make(context).take(num_batches).as_numpy_iterator())
 
 

@@ -45,11 +45,13 @@ def make_batches(copied, tmp_path):
 
     def make(**changes):
         config = tiny_run.make_config(
-            copied, tmp_path / "run", **{"shuffle_block_size": 1, **changes}
+            copied,
+            tmp_path / "run",
+            **{"shuffle_block_size": 1, "seed": SEED, **changes},
         )
         records = find_training_data(config)
         record_format = Pretraining(config).record_format(records)
-        dataset = training_dataset(records, config.data, SEED, record_format)
+        dataset = training_dataset(records, config, record_format)
         return records, dataset(ONE)
 
     return make
