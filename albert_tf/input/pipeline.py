@@ -381,12 +381,7 @@ _ORDER_SETTINGS = ("shuffle_block_size", "input_lanes")
 
 
 def describe_reread(
-    before: DataConfig,
-    after: DataConfig,
-    *,
-    same_seed: bool,
-    step: int,
-    num_records: int,
+    before: DataConfig, after: DataConfig, *, same_seed: bool, step: int
 ) -> str:
     """What a run reads again or leaves out with other settings; "" if nothing.
 
@@ -397,7 +392,6 @@ def describe_reread(
         before: Settings until now.
         after: Settings from `step` on.
         same_seed: Whether the seed of the record order is the same.
-        num_records: Number of records of an epoch.
     """
     read = step * before.global_batch_size
     position = step * after.global_batch_size
@@ -411,15 +405,10 @@ def describe_reread(
         f"reading goes on at record {position:,}, after {read:,} records have "
         "been read"
     )
-    if has_same_order:
-        left_out, again = max(position - read, 0), max(read - position, 0)
-        return f"{moved}: {left_out:,} are left out, {again:,} are read again"
-    # In another order, each record has been read with the same probability.
-    read_share = (read % num_records) / num_records
-    position_share = (position % num_records) / num_records
-    again = round(num_records * (1 - position_share) * read_share)
-    left_out = round(num_records * position_share * (1 - read_share))
-    return (
-        f"{moved}, in another order: of this epoch, about {left_out:,} are "
-        f"left out, about {again:,} are read again"
-    )
+    if not has_same_order:
+        return (
+            f"{moved}, in another order: some records of this epoch are left "
+            "out, and some are read again"
+        )
+    left_out, again = max(position - read, 0), max(read - position, 0)
+    return f"{moved}: {left_out:,} are left out, {again:,} are read again"

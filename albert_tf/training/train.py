@@ -282,7 +282,6 @@ class Trainer:
             now.data,
             same_seed=before.training.seed == now.training.seed,
             step=self.position.step,
-            num_records=self.records.num_records,
         )
         if found and not now.data.synthetic_input:
             logging.warning("settings of the input have changed: %s", found)

@@ -98,49 +98,34 @@ def stream(records, position, count, lane=0, seed=7, **settings):
 
 
 @pytest.mark.parametrize(
-    ("changes", "seed", "left_out", "again"),
+    ("changes", "seed", "said"),
     [
-        ({"global_batch_size": 6}, 7, 10, 0),
-        ({"global_batch_size": 2}, 7, 0, 10),
-        # Of 96 records, 20 have been read: 5 / 24.
-        ({"shuffle_block_size": 8}, 7, 96 * 5 / 24 * 19 / 24, 96 * 95 / 576),
-        ({}, 8, 96 * 5 / 24 * 19 / 24, 96 * 19 / 24 * 5 / 24),
-        ({"global_batch_size": 8}, 8, 96 * 10 / 24 * 19 / 24, 96 * 70 / 576),
+        ({}, 7, ""),
+        ({"global_batch_size": 6}, 7, "10 are left out, 0 are read again"),
+        ({"global_batch_size": 2}, 7, "0 are left out, 10 are read again"),
+        ({"shuffle_block_size": 8}, 7, "at record 20, .* in another order"),
+        ({"global_batch_size": 8}, 8, "at record 40, .* in another order"),
     ],
 )
 def test_changed_settings_name_the_records_left_out_and_read_again(
-    tmp_path, changes, seed, left_out, again
+    tmp_path, changes, seed, said
 ):
-    """After five batches of four. In the same order, these are exact."""
+    """After five batches of four."""
     records = numbered(tmp_path, [16] * 6)
     before = {"global_batch_size": 4, "shuffle_block_size": 32}
     after = {**before, **changes}
-    said = pipeline.describe_reread(
-        DataConfig(**before),
-        DataConfig(**after),
-        same_seed=seed == 7,
-        step=5,
-        num_records=96,
+    found = pipeline.describe_reread(
+        DataConfig(**before), DataConfig(**after), same_seed=seed == 7, step=5
     )
-    numbers = re.findall(r"(\d+) are (left out|read again)", said)
-    assert numbers == [
-        (f"{left_out:.0f}", "left out"),
-        (f"{again:.0f}", "read again"),
-    ]
+    assert re.search(said, found) and bool(found) == bool(said)
     position = 5 * after["global_batch_size"]
     read = {*stream(records, 0, 20, **before)}
     rest = {*stream(records, position, 96 - position, seed=seed, **after)}
-    tolerance = 12 if "about" in said else 0
-    assert 96 - len(read | rest) == pytest.approx(left_out, abs=tolerance)
-    assert len(read & rest) == pytest.approx(again, abs=tolerance)
-
-
-def test_the_same_settings_read_nothing_again():
-    data = DataConfig()
-    said = pipeline.describe_reread(
-        data, data, same_seed=True, step=5, num_records=96
-    )
-    assert said == ""
+    left_out, again = 96 - len(read | rest), len(read & rest)
+    if "another order" in said:
+        assert left_out and again
+    elif said:
+        assert said == f"{left_out} are left out, {again} are read again"
 
 
 def test_shards_and_blocks_are_shuffled_in_each_epoch_and_lane(tmp_path):
