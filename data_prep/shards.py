@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.io import files
-from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.io.tfrecord import write_records
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
@@ -118,10 +118,8 @@ def write_shard(
     settings = settings_of_split(shard.split, config)
     records = make_records(parts, tokenizer, settings, counts)
     with files.atomic_write(shard.path) as file:
-        with TFRecordWriter(file) as writer:
-            for record in records:
-                writer.write(record)
-        result = ShardResult(writer.sha256(), dict(counts))
+        sha256 = write_records(file, records)
+        result = ShardResult(sha256, dict(counts))
         # Before the shard is renamed, so that every shard has a note.
         files.write_text(
             _note_path(shard, config.output_dir), json.dumps(result._asdict())

@@ -40,7 +40,7 @@ from albert_tf.io.files import (
     load_json_if_any,
     write_json,
 )
-from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.io.tfrecord import write_records
 from albert_tf.records.features import METADATA_FILE, sha256_of
 
 FEATURES_DIR = "features"
@@ -201,14 +201,13 @@ def write(
             begin = shard * RECORDS_PER_SHARD
             of_shard = order[begin : begin + RECORDS_PER_SHARD]
             name = f"{split}-{shard:05d}-of-{num_shards:05d}.tfrecord"
-            with (
-                atomic_write(posixpath.join(directory, name)) as file,
-                TFRecordWriter(file) as writer,
-            ):
-                for i in of_shard:
-                    padded = _padded(rows[i], features, files.max_seq_length)
-                    writer.write(serialize(features, padded))
-                files.checksums[name] = writer.sha256()
+            padded = (
+                _padded(rows[i], features, files.max_seq_length)
+                for i in of_shard
+            )
+            serialized = (serialize(features, row) for row in padded)
+            with atomic_write(posixpath.join(directory, name)) as file:
+                files.checksums[name] = write_records(file, serialized)
             files.splits[split][name] = len(of_shard)
     metadata = files._asdict()
     del metadata["directory"]

@@ -13,61 +13,33 @@ Reference:
 
 import functools
 import hashlib
+import itertools
 import struct
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import google_crc32c
 
-_BUFFER_BYTES = 4 << 20
+# Records written at a time. On gs://, each write takes microseconds.
+_BATCH_SIZE = 1024
+# Bytes read at a time: a wrong length must not allocate all of them.
+_BLOCK_BYTES = 4 << 20
 
 _HEAD = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 
 
-class TFRecordWriter:
-    """Writes records to an open file, a few megabytes at a time.
-
-    The caller opens and closes the file. The end of the `with` block, or
-    `flush`, writes the records that are still in memory.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._digest = hashlib.sha256()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, error_type: object, *_: object) -> None:
-        if error_type is None:
-            self.flush()
-
-    def write(self, record: bytes) -> None:
-        """Appends a record."""
-        length = len(record)
-        checksum = _CHECKSUM.pack(masked_crc32c(record))
-        self._waiting += (_head(length), record, checksum)
-        self._waiting_bytes += length + _HEAD.size + _CHECKSUM.size
-        if self._waiting_bytes >= _BUFFER_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes all records in memory to the file."""
-        if not self._waiting:
-            return
-        block = b"".join(self._waiting)
-        self._digest.update(block)
-        self._file.write(block)
-        self._waiting = []
-        self._waiting_bytes = 0
-
-    def sha256(self) -> str:
-        """Flushes all records; returns the hexadecimal SHA-256 of all bytes."""
-        self.flush()
-        return self._digest.hexdigest()
+def write_records(file: Any, records: Iterable[bytes]) -> str:
+    """Writes records to an open file; the hexadecimal SHA-256 of all bytes."""
+    digest = hashlib.sha256()
+    framed = (
+        b"".join((_head(len(r)), r, _CHECKSUM.pack(masked_crc32c(r))))
+        for r in records
+    )
+    while block := b"".join(itertools.islice(framed, _BATCH_SIZE)):
+        digest.update(block)
+        file.write(block)
+    return digest.hexdigest()
 
 
 class StoredRecord(NamedTuple):
@@ -84,68 +56,61 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
 
     Reading continues after a record with damaged content. It ends after a
     damaged length, since the start of the next record is then unknown, and
-    where the file ends within a record. Memory use is the longest record and a
-    few megabytes.
+    where the file ends within a record.
 
     Example:
         >>> import io
         >>> file = io.BytesIO()
-        >>> with TFRecordWriter(file) as writer:
-        ...     writer.write(b"first")
+        >>> digest = write_records(file, [b"first"])
         >>> list(read_records(io.BytesIO(file.getvalue())))
         [StoredRecord(number=0, offset=0, content=b'first', fault='')]
         >>> cut = io.BytesIO(file.getvalue()[:-1])
         >>> next(read_records(cut)).fault
         'must have 21 bytes, but the file ends after 20'
     """
-    block = file.read(_BUFFER_BYTES)
-    begin = 0
-    offset = number = 0
-    while True:
-        available = len(block) - begin
-        length = 0
-        if available >= _HEAD.size:
-            length, checksum = _HEAD.unpack_from(block, begin)
-            head = block[begin : begin + 8]
-            if masked_crc32c(head) != checksum:
-                fault = (
-                    f"its length, {length}, does not match the checksum of the "
-                    "length; the records after it are unreadable"
-                )
-                if head.startswith(b"\x1f\x8b") and not number:
-                    fault = "the file is compressed: unpack it with gzip -d"
-                yield StoredRecord(number, offset, b"", fault)
-                return
+    offset = 0
+    for number in itertools.count():
+        head = _read(file, _HEAD.size)
+        if not head:
+            return
+        if len(head) < _HEAD.size:
+            fault = f"must have more, but the file ends after {len(head)}"
+            yield StoredRecord(number, offset, b"", fault)
+            return
+        length, checksum = _HEAD.unpack(head)
+        if masked_crc32c(head[:8]) != checksum:
+            fault = (
+                f"its length, {length}, does not match the checksum of the "
+                "length; the records after it are unreadable"
+            )
+            if head.startswith(b"\x1f\x8b") and not number:
+                fault = "the file is compressed: unpack it with gzip -d"
+            yield StoredRecord(number, offset, b"", fault)
+            return
+        rest = _read(file, length + _CHECKSUM.size)
         wanted = _HEAD.size + length + _CHECKSUM.size
-        if available < wanted:
-            # Block by block: a wrong length may have a matching checksum, and
-            # its bytes must not all be requested at once.
-            blocks = [block[begin:]]
-            while available < wanted and (more := file.read(_BUFFER_BYTES)):
-                blocks.append(more)
-                available += len(more)
-            ended = len(blocks) == 1
-            block, begin = b"".join(blocks), 0
-            if ended and available:
-                # The length of a record with an incomplete head is unknown.
-                what = f"{wanted} bytes" if available >= _HEAD.size else "more"
-                fault = f"must have {what}, but the file ends after {available}"
-                yield StoredRecord(number, offset, b"", fault)
-            if ended:
-                return
-            continue
-        middle = begin + _HEAD.size
-        end = middle + length
-        content = block[middle:end]
-        (checksum,) = _CHECKSUM.unpack_from(block, end)
+        found = _HEAD.size + len(rest)
+        if found < wanted:
+            fault = f"must have {wanted} bytes, but the file ends after {found}"
+            yield StoredRecord(number, offset, b"", fault)
+            return
+        content = rest[:length]
+        (checksum,) = _CHECKSUM.unpack(rest[length:])
         if masked_crc32c(content) == checksum:
             yield StoredRecord(number, offset, content)
         else:
             fault = "its content does not match the checksum of the content"
             yield StoredRecord(number, offset, b"", fault)
-        begin = end + _CHECKSUM.size
         offset += wanted
-        number += 1
+
+
+def _read(file: Any, size: int) -> bytes:
+    """Reads so many bytes, or up to the end of the file."""
+    blocks = []
+    while size and (block := file.read(min(size, _BLOCK_BYTES))):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)
 
 
 def masked_crc32c(content: bytes) -> int:

@@ -15,7 +15,7 @@ from albert_tf.input.record_sets import (
     find_records,
     find_training_data,
 )
-from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.io.tfrecord import write_records
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import features_to_read
 from albert_tf.records.masking import mask_rows
@@ -83,9 +83,9 @@ def numbered(directory, *sizes_by_directory):
         (directory / str(index)).mkdir()
         for size in sizes:
             name = str(directory / f"{index}/{len(counts)}.tfrecord")
-            with open(name, "wb") as file, TFRecordWriter(file) as writer:
-                for number in itertools.islice(numbers, size):
-                    writer.write(bytes([number]))
+            own = itertools.islice(numbers, size)
+            with open(name, "wb") as file:
+                write_records(file, (bytes([number]) for number in own))
             counts[name] = size
     return RecordSet(counts)
 

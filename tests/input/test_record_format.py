@@ -17,7 +17,7 @@ from albert_tf.input.record_format import (
     serialize,
 )
 from albert_tf.input.record_sets import find_training_data
-from albert_tf.io.tfrecord import TFRecordWriter, read_records
+from albert_tf.io.tfrecord import read_records, write_records
 from albert_tf.records.features import (
     Feature,
 )
@@ -107,8 +107,7 @@ DAMAGE = {
 
 def framed(content):
     file = io.BytesIO()
-    with TFRecordWriter(file) as writer:
-        writer.write(content)
+    write_records(file, [content])
     return file.getvalue()
 
 

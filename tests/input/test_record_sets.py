@@ -8,7 +8,7 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets
 from albert_tf.input.record_format import parse_records, pretraining_format
-from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.io.tfrecord import write_records
 from albert_tf.records.features import features_to_read
 from tests.helpers import tiny_run
 
@@ -195,8 +195,8 @@ def directories(
     for name, content in contents.items():
         path = tmp_path / name / "train/a.tfrecord"
         path.parent.mkdir(parents=True)
-        with path.open("wb") as file, TFRecordWriter(file) as writer:
-            writer.write(content)
+        with path.open("wb") as file:
+            write_records(file, [content])
     path = tmp_path / "compressed/train/a.tfrecord"
     path.write_bytes(gzip.compress(path.read_bytes()))
     for name, split, changes in (

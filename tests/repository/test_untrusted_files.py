@@ -26,7 +26,7 @@ from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.interop import google_albert, hugging_face
 from albert_tf.io import files, tfrecord
-from albert_tf.io.tfrecord import TFRecordWriter, read_records
+from albert_tf.io.tfrecord import read_records, write_records
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoints
@@ -105,9 +105,7 @@ def test_damage_of_records_is_reported():
     """Damage is reported, and intact records are those that were written."""
     file = io.BytesIO()
     written = [bytes([i]) * (i * i) for i in range(9)]
-    with TFRecordWriter(file) as writer:
-        for record in written:
-            writer.write(record)
+    write_records(file, written)
 
     def check(edits):
         for record in read_records(io.BytesIO(edit(file.getvalue(), edits))):
@@ -121,8 +119,7 @@ def test_a_length_of_exabytes_is_not_allocated(tmp_path):
     path = tmp_path / "file.tfrecord"
     with path.open("wb") as file:
         file.write(tfrecord._head(1 << 60))
-        with TFRecordWriter(file) as writer:
-            writer.write(b"a")
+        write_records(file, [b"a"])
     with path.open("rb") as file:
         (record,) = read_records(file)
     assert "the file ends" in record.fault
