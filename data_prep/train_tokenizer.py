@@ -360,6 +360,7 @@ def _train_model(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
             self-contained vocabulary.
     """
     if config.vocabulary_kind == SELF_CONTAINED:
+        name = NORMALIZER_NAMES[config.do_lower_case]
         rules = make_rules(config.do_lower_case)
         with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
             file.writelines(
@@ -375,16 +376,15 @@ def _train_model(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
                 user_defined_symbols=[*_SYMBOLS, ","],
                 normalization_rule_tsv=file.name,
             )
-        proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-        proto.normalizer_spec.name = NORMALIZER_NAMES[config.do_lower_case]
-        # The path of the temporary file differs between calls.
-        proto.normalizer_spec.ClearField("normalization_rule_tsv")
-        return proto.SerializeToString(deterministic=True)
-    model = _run_trainer(config, sentences, user_defined_symbols=_SYMBOLS)
-    if not config.keep_accents:
-        return model
+    else:
+        model = _run_trainer(config, sentences, user_defined_symbols=_SYMBOLS)
+        if not config.keep_accents:
+            return model
+        name = KEEP_ACCENTS_NAME
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    proto.normalizer_spec.name = KEEP_ACCENTS_NAME
+    proto.normalizer_spec.name = name
+    # The path of the temporary file differs between calls.
+    proto.normalizer_spec.ClearField("normalization_rule_tsv")
     return proto.SerializeToString(deterministic=True)
 
 
