@@ -149,7 +149,7 @@ def _split_clusters(word: str) -> Iterator[str]:
     """Yields each character with the marks and letters that it joins."""
     cluster = word[0]
     for character in word[1:]:
-        if _joins(cluster, character):
+        if _is_mark(character) or _compose(cluster, character):
             cluster += character
         else:
             yield cluster
@@ -157,15 +157,17 @@ def _split_clusters(word: str) -> Iterator[str]:
     yield cluster
 
 
-@functools.lru_cache(1 << 16)
-def _joins(cluster: str, character: str) -> bool:
-    """Whether a character is a mark, or composes with what precedes it."""
+@functools.lru_cache(1 << 12)
+def _is_mark(character: str) -> bool:
     first = unicodedata.normalize("NFKD", character)[0]
+    return unicodedata.combining(first) > 0
+
+
+@functools.lru_cache(1 << 12)
+def _compose(cluster: str, character: str) -> bool:
+    """Whether a character changes what precedes it, or is changed by it."""
     nfkc = functools.partial(unicodedata.normalize, "NFKC")
-    apart = nfkc(cluster) + nfkc(character)
-    return (
-        unicodedata.combining(first) > 0 or nfkc(cluster + character) != apart
-    )
+    return nfkc(cluster + character) != nfkc(cluster) + nfkc(character)
 
 
 # --- windows -----------------------------------------------------------------
