@@ -19,6 +19,7 @@ References:
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -176,6 +177,15 @@ def largest_mask_counts(
     return np.where(may_exceed, largest, budgets)
 
 
+class _OpenRow(NamedTuple):
+    """A row that waits for examples; rows are sorted by the first two."""
+
+    room: int  # for tokens
+    last: int  # its last example
+    mask_room: int  # for masked tokens
+    examples: list[int]
+
+
 class BestFit:
     """Assigns examples to rows.
 
@@ -199,9 +209,7 @@ class BestFit:
             shape.max_examples_per_row - 1
         )
         self._next_example = 0
-        # The open rows, sorted: room for tokens, the last example, room for
-        # masked tokens, all examples.
-        self._open: list[tuple[int, int, int, list[int]]] = []
+        self._open: list[_OpenRow] = []  # sorted
         # No open row has an earlier first example.
         self._oldest = 0
 
@@ -222,20 +230,22 @@ class BestFit:
             for i in range(
                 bisect.bisect_left(self._open, (length,)), len(self._open)
             ):
-                if self._open[i][2] >= masked:
-                    room, _, mask_room, row = self._open.pop(i)
+                if self._open[i].mask_room >= masked:
+                    row = self._open.pop(i)
                     break
             else:
                 complete += self._close_before(number - _MAX_AGE)
-                room, mask_room, row = self._length, self._max_masked, []
-            row.append(number)
-            room -= length
-            if room < _SHORTEST_EXAMPLE or len(row) == self._max_examples:
-                complete.append(row)
+                row = _OpenRow(self._length, number, self._max_masked, [])
+            examples = [*row.examples, number]
+            room = row.room - length
+            if room < _SHORTEST_EXAMPLE or len(examples) == self._max_examples:
+                complete.append(examples)
                 continue
             if len(self._open) == _MAX_OPEN_ROWS:
-                complete.append(self._open.pop(0)[-1])
-            bisect.insort(self._open, (room, number, mask_room - masked, row))
+                complete.append(self._open.pop(0).examples)
+            mask_room = row.mask_room - masked
+            row = _OpenRow(room, number, mask_room, examples)
+            bisect.insort(self._open, row)
         return complete
 
     def close(self) -> list[list[int]]:
@@ -246,7 +256,8 @@ class BestFit:
         """Removes the open rows whose first example precedes an example."""
         if self._oldest >= number:
             return []
-        old = [row for *_, row in self._open if row[0] < number]
-        self._open = [found for found in self._open if found[-1][0] >= number]
-        self._oldest = min((row[0] for *_, row in self._open), default=number)
-        return sorted(old)
+        firsts = [row.examples[0] for row in self._open]
+        rows = list(zip(firsts, self._open, strict=True))
+        self._open = [row for first, row in rows if first >= number]
+        self._oldest = min((f for f in firsts if f >= number), default=number)
+        return sorted(row.examples for first, row in rows if first < number)
