@@ -38,6 +38,7 @@ from albert_tf.io.files import find_all
 from albert_tf.records.features import (
     MASK_ID,
     PAD_ID,
+    SPECIAL_PIECES,
     TOKENIZER_FILE,
     read_metadata,
 )
@@ -253,11 +254,14 @@ def mask_sentences(
     """
     masked, numbers = [], random.Random(0)
     for row in rows:
-        pieces = [tokenizer.id_to_piece(int(i)) for i in row if i >= _FIRST]
+        pieces = [tokenizer.id_to_piece(int(i)) for i in row]
         ends = [n for n, piece in enumerate(pieces) if piece[-1] in _ENDS]
-        # Whole sentences: the first and the last of a row may be cut.
+        # Whole sentences: the first and the last of a segment may be cut, and
+        # an unknown word has no text.
         for begin, end in itertools.pairwise(ends):
             sentence = pieces[begin + 1 : end + 1]
+            if not set(SPECIAL_PIECES).isdisjoint(sentence):
+                continue
             words = _find_words(sentence)
             if len(sentence) in _SENTENCE_PIECES and words:
                 at = numbers.choice(words)

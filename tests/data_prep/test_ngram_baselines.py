@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from albert_tf.records.features import MASK_ID
-from data_prep.ngram_baselines import NgramModel, number_contexts
+from albert_tf.records.tokenization import Tokenizer
+from data_prep.ngram_baselines import (
+    NgramModel,
+    mask_sentences,
+    number_contexts,
+)
+from tests.helpers.small_builds import VOCABULARY
 
 ROWS = np.array([[5, 6, 5, 6, 5, 7]])
 
@@ -27,3 +33,16 @@ def test_a_masked_neighbour_is_not_a_new_one(before, expected):
     rest = (1 - sum(expected)) / 8
     np.testing.assert_allclose(found[5:], np.add(expected, rest))
     np.testing.assert_allclose(found[:5], rest)
+
+
+def test_masked_sentences_are_whole_and_known():
+    """Not the end of a segment with the beginning of the next one, and none
+    with an unknown token."""
+    tokenizer = Tokenizer(VOCABULARY)
+    first = "It was cold. The old mill by the river"
+    second = "was sold. He paid ☃ for it at last. The owner left the town."
+    segments = tokenizer.encode_batch([first, second])
+    a, b = np.split(segments.ids, segments.ends[:1])
+    (masked,) = mask_sentences([[2, *a, 3, *b, 3]], tokenizer)
+    whole = masked["text"].replace("[MASK]", masked["word"])
+    assert whole == "the owner left the town."
