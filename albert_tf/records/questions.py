@@ -100,21 +100,21 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
         origins = _find_origins(tokenizer, text)
     else:
         normalized = text
-        origins = np.stack([np.arange(len(text)), np.arange(len(text)) + 1])
-    ids, begins, ends = tokenizer.encode_with_spans(normalized)
-    for i in range(len(ends)):
-        while begins[i] < ends[i] and _is_invisible(normalized[begins[i]]):
-            begins[i] += 1
-        while begins[i] < ends[i] and _is_invisible(normalized[ends[i] - 1]):
-            ends[i] -= 1
-    first = np.asarray(begins, np.int64)
-    last = np.asarray(ends, np.int64) - 1
-    # A token without characters stands before the next character.
-    origin_begins = np.append(origins[0], len(text))[first]
-    origin_ends = np.where(
-        last < first, origin_begins, np.append(origins[1], len(text))[last]
-    )
-    return AlignedTokens(np.asarray(ids, np.int32), origin_begins, origin_ends)
+        origins = [(i, i + 1) for i in range(len(text))]
+    origins.append((len(text), len(text)))
+    tokens = []
+    for token, begin, end in tokenizer.encode_with_spans(normalized):
+        while begin < end and _is_invisible(normalized[begin]):
+            begin += 1
+        while begin < end and _is_invisible(normalized[end - 1]):
+            end -= 1
+        # A token without characters stands before the next character.
+        first = last = origins[begin][0]
+        if begin < end:
+            last = origins[end - 1][1]
+        tokens.append((token, first, last))
+    ids, begins, ends = np.array(tokens, np.int64).reshape(-1, 3).T.copy()
+    return AlignedTokens(ids.astype(np.int32), begins, ends)
 
 
 def _is_invisible(character: str) -> bool:
@@ -124,12 +124,8 @@ def _is_invisible(character: str) -> bool:
     )
 
 
-def _find_origins(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Finds where each character of the normalised text comes from.
-
-    Returns:
-        int64, `(2, length)`: begins and ends in `text`.
-    """
+def _find_origins(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
+    """Begin and end in a text of what each normalised character comes from."""
     origins: list[tuple[int, int]] = []
     for number, word in enumerate(_WORD.finditer(text)):
         begin, end = word.span()
@@ -142,7 +138,7 @@ def _find_origins(tokenizer: Tokenizer, text: str) -> np.ndarray:
             end = begin + len(cluster)
             origins += [(begin, end)] * len(tokenizer.normalize(cluster))
             begin = end
-    return np.array(origins, np.int64).reshape(-1, 2).T
+    return origins
 
 
 def _split_clusters(word: str) -> Iterator[str]:

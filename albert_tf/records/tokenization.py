@@ -249,9 +249,7 @@ class Tokenizer:
             ends = np.concatenate([[0], new_ends])[ends]
         return EncodedTexts(ids, ends)
 
-    def encode_with_spans(
-        self, text: str
-    ) -> tuple[list[int], list[int], list[int]]:
+    def encode_with_spans(self, text: str) -> list[tuple[int, int, int]]:
         """Tokenizes one text, and finds the characters of each token.
 
         Args:
@@ -259,20 +257,19 @@ class Tokenizer:
                 vocabulary is self-contained.
 
         Returns:
-            Ids, begins and ends of the tokens: token i is
-            `text[begins[i]:ends[i]]`, white space before it included. A token
-            without characters, such as a bare word mark, has an empty span.
+            Id, begin and end of each token: it is `text[begin:end]`, white
+            space before it included. A token without characters, such as a
+            bare word mark, has an empty span.
         """
         proto = self._model.encode(text, out_type="immutable_proto")
         spans = [(piece.id, piece.begin, piece.end) for piece in proto.pieces]
-        if self.kind == GOOGLE_ALBERT:
-            spans = [
-                part
-                for piece_id, begin, end in spans
-                for part in self.split_comma(piece_id, begin, end)
-            ]
-        ids, begins, ends = zip(*spans, strict=True) if spans else ((), (), ())
-        return list(ids), list(begins), list(ends)
+        if self.kind != GOOGLE_ALBERT:
+            return spans
+        return [
+            part
+            for piece_id, begin, end in spans
+            for part in self.split_comma(piece_id, begin, end)
+        ]
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Tokenizes a raw text in which "[MASK]" is the mask token."""
