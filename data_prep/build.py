@@ -368,8 +368,8 @@ def _sum_units(state: _State) -> BuiltRecords:
     for path in state.spill_files(_UNITS):
         piece_counts += np.load(path + ".token_counts.npy")
         counts += Counter(files.load_json(path + ".json")["skipped"])
-        sizes = state.spilled.read_counts(path).tolist()
-        for shard, size in zip(state.shards, sizes, strict=True):
+        sizes, _ = state.spilled.read_counts(path)
+        for shard, size in zip(state.shards, sizes.tolist(), strict=True):
             num_examples[shard.split] += size
     form = {name: counts.pop(name, 0) for name in TEXT_FORM}
     return BuiltRecords(piece_counts, counts, num_examples, form)

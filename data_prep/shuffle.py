@@ -78,10 +78,13 @@ class SpillFiles(NamedTuple):
             for array in (counts, *examples):
                 file.write(array.tobytes())
 
-    def read_counts(self, path: str) -> np.ndarray:
-        """Returns the number of examples per shard; int64, `(num_shards,)`."""
+    def read_counts(self, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of examples and of tokens per shard, `(num_shards,)`."""
         counts = np.fromfile(path, _COUNTS, self.num_shards)
-        return counts["examples"].astype(np.int64)
+        return (
+            counts["examples"].astype(np.int64),
+            counts["tokens"].astype(np.int64),
+        )
 
     def read_shard(
         self, paths: Sequence[str], shard: int
@@ -108,26 +111,28 @@ class SpillFiles(NamedTuple):
         self, paths: Sequence[str], shard: int
     ) -> list[list[_Part]]:
         """Returns the parts of a shard, by increasing ranges of keys."""
-        sizes = np.array([HEADER.itemsize, self.dtype.itemsize])
-        # Of each file and shard: bytes of headers, and bytes of tokens.
-        num_bytes = [
-            np.fromfile(path, _COUNTS, self.num_shards)
-            .view("<u8")
-            .reshape(-1, 2)
-            .astype(np.int64)
-            * sizes
-            for path in paths
-        ]
-        total = sum(int(found[shard].sum()) for found in num_bytes)
-        num_ranges = max(1, -(-total // self.range_bytes))
+        counts_of_files = [self.read_counts(path) for path in paths]
+        total = sum(
+            examples[shard] * HEADER.itemsize
+            + tokens[shard] * self.dtype.itemsize
+            for examples, tokens in counts_of_files
+        )
+        num_ranges = max(1, -(-int(total) // self.range_bytes))
         bounds = [(n << 64) // num_ranges for n in range(1, num_ranges)]
         ranges: list[list[_Part]] = [[] for _ in range(num_ranges)]
-        for path, found in zip(paths, num_bytes, strict=True):
-            headers_at, tokens_at = _COUNTS.itemsize * self.num_shards + (
-                found[:shard].sum(axis=0) + [0, found[:, 0].sum()]
+        for path, (examples, tokens) in zip(
+            paths, counts_of_files, strict=True
+        ):
+            # All headers precede all tokens.
+            all_headers_at = self.num_shards * _COUNTS.itemsize
+            all_tokens_at = all_headers_at + examples.sum() * HEADER.itemsize
+            headers_before = examples[:shard].sum() * HEADER.itemsize
+            tokens_before = tokens[:shard].sum() * self.dtype.itemsize
+            headers_at = all_headers_at + headers_before
+            tokens_at = all_tokens_at + tokens_before
+            headers = np.fromfile(
+                path, HEADER, examples[shard], offset=headers_at
             )
-            num_examples = int(found[shard, 0]) // HEADER.itemsize
-            headers = np.fromfile(path, HEADER, num_examples, offset=headers_at)
             ends = np.searchsorted(headers["key"], np.array(bounds, np.uint64))
             token_ends = np.append(0, np.cumsum(count_tokens(headers)))
             begin = 0
