@@ -22,7 +22,7 @@ import json
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -380,10 +380,11 @@ def _check_not_empty(
 ) -> None:
     """Refuses a corpus that gives no examples for a split."""
     if not built.num_examples.total():
+        skipped = text.join_counts(built.skipped) or "only blank lines"
+        names = name_faults([source.name for source in checked.digests])
         raise UserError(
             "the text must contain a document of at least two words",
-            received=f"{_join_counts(built.skipped) or 'only blank lines'}, in "
-            + name_faults([source.name for source in checked.digests]),
+            received=f"{skipped}, in {names}",
         )
     train, evaluated = built.num_examples[TRAIN], built.num_examples[EVAL]
     if config.holdout_fraction and not (train and evaluated):
@@ -499,9 +500,5 @@ def _write_metadata(
             metadata.num_examples,
             metadata.num_rows,
             100 * metadata.fill,
-            _join_counts(metadata.skipped) or "nothing",
+            text.join_counts(metadata.skipped) or "nothing",
         )
-
-
-def _join_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in counts.items())

@@ -9,6 +9,7 @@ records, a build removes their notes, writes `unfinished.json`, and then removes
 all files without a note; so it can be killed at any time.
 """
 
+import dataclasses
 import os
 import posixpath
 import tempfile
@@ -103,16 +104,12 @@ class RecordsDirectory:
             **versions,
         }
 
-        def describe(identity: Mapping[str, Any]) -> Artifact:
-            return Artifact(
-                "output_dir",
-                "records",
-                identity,
-                settings,
-                self._config.overwrite,
-            )
-
-        self._build = describe({**identity, "versions": versions})
+        records = Artifact(
+            "output_dir", "records", identity, settings, self._config.overwrite
+        )
+        self._build = dataclasses.replace(
+            records, identity={**identity, "versions": versions}
+        )
         stored = _read_description(self._unfinished)
         self._is_continued = stored is not None and self._build.compare(
             stored,
@@ -122,7 +119,7 @@ class RecordsDirectory:
         )
         if stored is not None:
             return False
-        if not describe(identity).compare(
+        if not records.compare(
             _read_description(self._metadata),
             next(iter(self._list_records()), ""),
             otherwise=f"the text, a setting that {self._metadata} does not "

@@ -242,8 +242,7 @@ def group_by_size(
 
 
 def _digest(text: str) -> bytes:
-    content = text.encode("utf-8", errors="surrogatepass")
-    return hashlib.blake2b(content, digest_size=16).digest()
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _make_examples_of_document(

@@ -327,6 +327,11 @@ def _collect_documents(
         yield document
 
 
+def join_counts(skipped: Mapping[str, int]) -> str:
+    """Counts of what was skipped, as text."""
+    return ", ".join(f"{count} {what}" for what, count in skipped.items())
+
+
 def refuse_unknown(unknown: int, total: int, symbols: str) -> None:
     """Refuses a text of which too much is unknown to a vocabulary of symbols.
 

@@ -52,6 +52,7 @@ from albert_tf.io.files import (
     load_json_if_any,
     open_existing,
     write_bytes,
+    write_json,
 )
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
@@ -79,6 +80,7 @@ from data_prep.text import (
     describe_breaking,
     find_inputs,
     find_versions,
+    join_counts,
     refuse_unknown,
 )
 
@@ -177,7 +179,7 @@ def main(config: TokenizerConfig) -> None:
         "%s.model: %d pieces; skipped or split: %s",
         config.model_prefix,
         config.vocab_size,
-        ", ".join(f"{n} {what}" for what, n in skipped.items()) or "nothing",
+        join_counts(skipped) or "nothing",
     )
 
 
@@ -345,7 +347,7 @@ def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
     )
     described = {**described, "model_sha256": sha256_of(model)}
     write_bytes(prefix + ".vocab", vocabulary.encode())
-    write_bytes(prefix + ".json", json.dumps(described, indent=2).encode())
+    write_json(prefix + ".json", described)
     write_bytes(prefix + ".model", model)
 
 
