@@ -82,10 +82,9 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[], Any]]] = {
     ),
 }
 
-_COMPRESSED = r"(\.(gz|bz2|xz|zstd?))?$"
-_JSON_NAME = re.compile(rf"\.(jsonl|json|ndjson){_COMPRESSED}", re.IGNORECASE)
-_CSV_NAME = re.compile(rf"\.csv{_COMPRESSED}", re.IGNORECASE)
-_TSV_NAME = re.compile(rf"\.tsv{_COMPRESSED}", re.IGNORECASE)
+_NAME = re.compile(
+    r"\.(jsonl|json|ndjson|csv|tsv)(\.(gz|bz2|xz|zstd?))?$", re.IGNORECASE
+)
 _JSON = re.compile(rb"\s*(\[\s*)?{\s*[\"}]")
 
 # Cells with which databases and pandas write that there is no text.
@@ -461,12 +460,12 @@ class TextFile:
         tables.check_format(head, self.name)
         if form != "auto":
             return form
-        if _JSON_NAME.search(self.name) or _JSON.match(head):
+        named = _NAME.search(self.name)
+        ending = named[1].lower() if named else ""
+        if "json" in ending or _JSON.match(head):
             return "jsonl"
-        if _CSV_NAME.search(self.name):
-            return "csv"
-        if _TSV_NAME.search(self.name):
-            return "tsv"
+        if ending:  # csv, tsv
+            return ending
         if _is_table(head[:_HEAD_BYTES].decode(errors="replace")):
             raise UserError(
                 f"{self.name} must be text, or JSON lines",
