@@ -148,15 +148,11 @@ def build_records(config: RecordsConfig) -> None:
     with lock(output_dir):
         os.makedirs(scratch, exist_ok=True)
         with lock(scratch):
-            vocabulary = os.path.join(scratch, TOKENIZER_FILE)
-            files.write_bytes(vocabulary, model)
+            files.write_bytes(os.path.join(scratch, TOKENIZER_FILE), model)
             _write_labels(scratch, checked, config)
-            state = _make_state(config, vocabulary, scratch, tokenizer)
+            state = _make_state(config, scratch, tokenizer)
             built = _build_shards(state, checked, directory)
-            labels = _read_labels(scratch, config)
-            _write_metadata(
-                built, config, tokenizer, inputs_sha256, model, labels
-            )
+            _write_metadata(state, built, inputs_sha256, model)
             directory.finish()
         remove_scratch(scratch, config)
 
@@ -170,15 +166,6 @@ def _write_labels(
         number = config.label_vocab_size - 1  # 0 is no label
         words = text.choose_labels(checked, number)
         files.write_text(path, "".join(f"{word}\n" for word in words))
-
-
-def _read_labels(scratch: str, config: RecordsConfig) -> str:
-    """The content of the file of labels; "" without labels."""
-    if not config.reads_labels:
-        return ""
-    path = os.path.join(scratch, LABELS_FILE)
-    with files.open_existing(path, "rb") as file:
-        return file.read().decode()
 
 
 def _digest_inputs(
@@ -199,14 +186,13 @@ class _State(NamedTuple):
     """The state that each process makes once for all tasks.
 
     Attributes:
-        vocabulary: Path of a local copy of the SentencePiece model.
-        scratch: Directory of the spill files.
+        scratch: Directory of the spill files, and of copies of the vocabulary
+            and of the words of labels.
         shards: All shards of the build.
         labels: The label of each word; None without labels.
     """
 
     config: RecordsConfig
-    vocabulary: str
     scratch: str
     tokenizer: Tokenizer
     shards: list[Shard]
@@ -227,21 +213,20 @@ class _State(NamedTuple):
 
 
 def _make_state(
-    config: RecordsConfig,
-    vocabulary: str,
-    scratch: str,
-    tokenizer: Tokenizer | None = None,
+    config: RecordsConfig, scratch: str, tokenizer: Tokenizer | None = None
 ) -> _State:
+    vocabulary = os.path.join(scratch, TOKENIZER_FILE)
     tokenizer = tokenizer or Tokenizer(vocabulary, config.do_lower_case)
     shards = list_shards(config)
     dtype = token_dtype(tokenizer.vocab_size, config.reads_labels)
     labels = None
     if config.reads_labels:
-        words = _read_labels(scratch, config).split("\n")[:-1]
+        path = os.path.join(scratch, LABELS_FILE)
+        with files.open_existing(path, "rb") as file:
+            words = file.read().decode().split("\n")[:-1]
         labels = {word: label for label, word in enumerate(words, 1)}
     return _State(
         config,
-        vocabulary,
         scratch,
         tokenizer,
         shards,
@@ -261,7 +246,6 @@ def _build_shards(
         config.num_workers,
         _make_state,
         config,
-        state.vocabulary,
         state.scratch,
         state=state,
         dask_scheduler=config.dask_scheduler,
@@ -472,18 +456,15 @@ def _write_shard(state: _State, number: int) -> ShardResult:
 
 
 def _write_metadata(
-    built: BuiltRecords,
-    config: RecordsConfig,
-    tokenizer: Tokenizer,
-    inputs_sha256: str,
-    model: bytes,
-    labels: str,
+    state: _State, built: BuiltRecords, inputs_sha256: str, model: bytes
 ) -> None:
     """Writes what describes each split, and logs a summary."""
+    config = state.config
+    labels = "".join(f"{word}\n" for word in state.labels or ())
     for split in (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,):
         directory = posixpath.join(config.output_dir, split)
         metadata = describe_split(
-            config, split, built, tokenizer, inputs_sha256, labels
+            config, split, built, state.tokenizer, inputs_sha256, labels
         )
         if labels:
             files.write_text(posixpath.join(directory, LABELS_FILE), labels)
