@@ -150,9 +150,15 @@ def build_records(config: RecordsConfig) -> None:
         with lock(scratch):
             files.write_bytes(os.path.join(scratch, TOKENIZER_FILE), model)
             _write_labels(scratch, checked, config)
-            state = _make_state(config, scratch, tokenizer)
-            built = _build_shards(state, checked, directory)
-            _write_metadata(state, built, inputs_sha256, model)
+            with Processes(
+                config.num_workers,
+                _make_state,
+                config,
+                scratch,
+                dask_scheduler=config.dask_scheduler,
+            ) as processes:
+                built = _build_shards(processes, checked, directory)
+            _write_metadata(processes.state, built, inputs_sha256, model)
             directory.finish()
         remove_scratch(scratch, config)
 
@@ -212,11 +218,9 @@ class _State(NamedTuple):
         ]
 
 
-def _make_state(
-    config: RecordsConfig, scratch: str, tokenizer: Tokenizer | None = None
-) -> _State:
+def _make_state(config: RecordsConfig, scratch: str) -> _State:
     vocabulary = os.path.join(scratch, TOKENIZER_FILE)
-    tokenizer = tokenizer or Tokenizer(vocabulary, config.do_lower_case)
+    tokenizer = Tokenizer(vocabulary, config.do_lower_case)
     shards = list_shards(config)
     dtype = token_dtype(tokenizer.vocab_size, config.reads_labels)
     labels = None
@@ -236,39 +240,30 @@ def _make_state(
 
 
 def _build_shards(
-    state: _State,
+    processes: Processes,
     checked: text.CheckedText,
     directory: RecordsDirectory,
 ) -> BuiltRecords:
     """Builds all shards."""
-    config = state.config
-    with Processes(
-        config.num_workers,
-        _make_state,
-        config,
-        state.scratch,
-        state=state,
-        dask_scheduler=config.dask_scheduler,
-    ) as processes:
-        _make_units(state, checked, processes)
-        built = _sum_units(state)
-        _check_not_empty(config, built, checked)
-        _judge_text(built, state.tokenizer)
-        with show_progress(
-            "comparing documents", len(state.shards), "shard"
-        ) as bar:
-            numbers = processes.map(_move_duplicates, range(len(state.shards)))
-            for shard, number in zip(state.shards, numbers, strict=True):
-                built.duplicates[shard.split] += number
-                bar.update(1)
-        directory.begin()
-        # Without duplicates, the total includes the dropped examples.
-        num_examples = built.num_examples.total()
-        with show_progress("writing shards", num_examples, "example") as bar:
-            results = processes.map(_write_shard, range(len(state.shards)))
-            for shard, result in zip(state.shards, results, strict=True):
-                built.shards[shard] = result
-                bar.update(result.counts.get("examples", 0))
+    state = processes.state
+    _make_units(state, checked, processes)
+    built = _sum_units(state)
+    _check_not_empty(state.config, built, checked)
+    _judge_text(built, state.tokenizer)
+    num_shards = len(state.shards)
+    with show_progress("comparing documents", num_shards, "shard") as bar:
+        numbers = processes.map(_move_duplicates, range(num_shards))
+        for shard, number in zip(state.shards, numbers, strict=True):
+            built.duplicates[shard.split] += number
+            bar.update(1)
+    directory.begin()
+    # Without duplicates, the total includes the dropped examples.
+    num_examples = built.num_examples.total()
+    with show_progress("writing shards", num_examples, "example") as bar:
+        results = processes.map(_write_shard, range(num_shards))
+        for shard, result in zip(state.shards, results, strict=True):
+            built.shards[shard] = result
+            bar.update(result.counts.get("examples", 0))
     return built
 
 

@@ -56,7 +56,6 @@ class Processes:
         make_state: Called with `arguments`, which are hashable, in each
             process before its first task. Every task gets the returned state
             as its first argument.
-        state: The state of this process; None makes one if it runs tasks.
         dask_scheduler: Address of a Dask scheduler, whose workers then run the
             tasks.
 
@@ -72,11 +71,10 @@ class Processes:
         num_workers: int,
         make_state: Callable[..., Any],
         *arguments: Any,
-        state: Any = None,
         dask_scheduler: str = "",
     ) -> None:
         self.num_workers = count_workers(num_workers)
-        self._state_maker, self._state = (make_state, arguments), state
+        self._state_maker = (make_state, arguments)
         self._pool: Any = None
         self._client = None
         if dask_scheduler:
@@ -99,6 +97,11 @@ class Processes:
         elif self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
+    @property
+    def state(self) -> Any:
+        """The state of this process."""
+        return _make_state(*self._state_maker)
+
     def map(
         self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
     ) -> Iterator[Any]:
@@ -110,9 +113,7 @@ class Processes:
             UserError: If a worker process was killed or has aborted.
         """
         if self._pool is None:
-            if self._state is None:
-                self._state = _make_state(*self._state_maker)
-            yield from map(functools.partial(function, self._state), tasks)
+            yield from map(functools.partial(function, self.state), tasks)
             return
         run = functools.partial(_run_task, self._state_maker, function)
         pending: collections.deque[concurrent.futures.Future[Any]] = (
