@@ -278,12 +278,12 @@ def mask_sentences(
 def _find_words(sentence: Sequence[str]) -> list[int]:
     """Indices of pieces that are words; in scripts with spaces, whole ones."""
     has_spaces = WORD_MARK in "".join(sentence)
-    return [
-        n
-        for n, (piece, following) in enumerate(itertools.pairwise(sentence))
-        if piece.lstrip(WORD_MARK).isalpha()
-        and (not has_spaces or piece[0] == WORD_MARK == following[0])
-    ]
+    words = []
+    for n, (piece, following) in enumerate(itertools.pairwise(sentence)):
+        is_word = piece[0] == WORD_MARK and following[0] == WORD_MARK
+        if piece.lstrip(WORD_MARK).isalpha() and (is_word or not has_spaces):
+            words.append(n)
+    return words
 
 
 def main(config: BaselinesConfig) -> None:

@@ -297,9 +297,9 @@ def _make_examples_of_document(
     headers["second_length"] = bounds[:, 3] - bounds[:, 2]
     headers["label"] = bounds[:, 4]
     headers["opens_document"] = np.arange(len(pairs)) == 0
-    slices = [
-        part for a, b, c, d, _label in pairs for part in (ids[a:b], ids[c:d])
-    ]
+    slices = []
+    for first_begin, first_end, second_begin, second_end, _label in pairs:
+        slices += [ids[first_begin:first_end], ids[second_begin:second_end]]
     return UnmaskedExamples(headers, np.concatenate(slices))
 
 

@@ -247,9 +247,8 @@ def _choose_partner(headers: np.ndarray, index: int) -> int:
     lengths = headers["second_length"].astype(np.int64)
     excess = lengths[others] - lengths[index]
     # Segments that are too short come last, the longest of them first.
-    return int(
-        others[np.where(excess < 0, lengths.max() - excess, excess).argmin()]
-    )
+    order = np.where(excess < 0, lengths.max() - excess, excess)
+    return int(others[order.argmin()])
 
 
 def _lay_out(

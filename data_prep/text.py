@@ -760,7 +760,7 @@ def find_width(text: str) -> int:
         0
     """
     lines = [line.strip() for line in _LINE_END.split(text)]
-    pairs = [(a, b) for a, b in itertools.pairwise(lines) if a and b]
+    pairs = [pair for pair in itertools.pairwise(lines) if all(pair)]
     lengths = sorted(len(line) for line, _ in pairs)
     # Some lines may be longer, e.g. addresses and tables.
     width = lengths[int(0.9 * len(lengths))] if lengths else 0

@@ -54,7 +54,8 @@ def cast(values: Array, dtype: str) -> Array:
 
 def ranges(counts: Array) -> Array:
     """0, ..., n - 1 for each count n, one after another; int64."""
-    return np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    begins = counts.cumsum() - counts
+    return np.arange(counts.sum()) - np.repeat(begins, counts)
 
 
 def put(values: Array, indices: Array, new: Array) -> Array:

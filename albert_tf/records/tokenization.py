@@ -114,9 +114,11 @@ def describe_lost_accents(text: str) -> str:
     # Counts first: a test of each character would take ten times as long.
     counts = Counter(text)
     letters = [c for c in counts if c.isalpha() or unicodedata.combining(c)]
-    lost = {c for c in letters if normalize(c) != normalize(c, True, True)}
-    num_lost, total = (sum(counts[c] for c in part) for part in (lost, letters))
-    share = num_lost / max(1, total)
+    lost = {
+        c for c in letters if normalize(c) != normalize(c, keep_accents=True)
+    }
+    num_letters = sum(counts[letter] for letter in letters)
+    share = sum(counts[letter] for letter in lost) / max(1, num_letters)
     if share <= USUAL_LOST_ACCENTS:
         return ""
     word = next(word for word in text.split() if not lost.isdisjoint(word))
@@ -191,12 +193,7 @@ class Tokenizer:
         self.sentence_end = " " if self.space_id >= 0 else ""
         self.words = WordBoundaries(
             self._pieces,
-            [  # by spelling first, since a call takes long
-                int(p[1:-1], 16)
-                if p.startswith("<0x") and self._model.is_byte(i)
-                else -1
-                for i, p in enumerate(self._pieces)
-            ],
+            [self._byte_of(i) for i in range(self.vocab_size)],
             self.has_symbols,
         )
         if self.kind == GOOGLE_ALBERT:
@@ -210,6 +207,14 @@ class Tokenizer:
             "do_lower_case": self.do_lower_case,
             "vocab_size": self.vocab_size,
         }
+
+    def _byte_of(self, piece_id: int) -> int:
+        """The byte of a byte piece, e.g. 65 of <0x41>; -1 of other pieces."""
+        piece = self._pieces[piece_id]
+        # By spelling first, since a call takes long.
+        if piece.startswith("<0x") and self._model.is_byte(piece_id):
+            return int(piece[1:-1], 16)
+        return -1
 
     def id_to_piece(self, piece_id: int) -> str:
         """Returns the spelling of a piece."""
@@ -442,8 +447,10 @@ class Tokenizer:
         first = self.id_to_piece(ids[0]) if ids else ""
         if not first.startswith(WORD_MARK):
             return ids
-        rest = first[len(WORD_MARK) :]
-        return ([self._model.piece_to_id(rest)] if rest else []) + ids[1:]
+        rest = first.removeprefix(WORD_MARK)
+        if not rest:
+            return ids[1:]
+        return [self._model.piece_to_id(rest), *ids[1:]]
 
 
 def make_symbols(symbols: Iterable[str]) -> bytes:
@@ -500,7 +507,9 @@ def _find_kind(
             received=str(do_lower_case).lower(),
             remedy=f"Set --do_lower_case={value}.",
         )
-    return kind, (do_lower_case if stored is None else stored) is not False
+    if stored is None:
+        stored = do_lower_case
+    return kind, True if stored is None else stored
 
 
 def _has_normalizer(content: bytes, name: str) -> bool:
