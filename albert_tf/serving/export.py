@@ -281,10 +281,8 @@ def serve_pretrained(
         }
 
     def classify(*packed: tf.Tensor) -> Outputs:
-        probabilities = tf.nn.softmax(forward(*packed)["sentence_logits"])
-        columns = tf.unstack(probabilities, axis=-1)
-        assert sentence is not None
-        return dict(zip(sentence.outputs, columns, strict=True))
+        logits = forward(*packed)["sentence_logits"]
+        return sentence_probabilities(pretrainer, logits)
 
     with_masks = PACKED + ids_of("masked_lm_positions")
     encode_ids = as_signature(encode, PACKED)
@@ -308,6 +306,15 @@ def serve_pretrained(
             name = f"{sentence.name}_text_pair"
             signatures[name] = from_texts(classify, *pairs)
     return signatures
+
+
+def sentence_probabilities(
+    pretrainer: AlbertPretrainer, logits: tf.Tensor
+) -> Outputs:
+    """The probability of each class of pairs, float32, `(batch,)`, by name."""
+    names = predict.SENTENCE_ANSWERS[pretrainer.sentence_objective].outputs
+    columns = tf.unstack(tf.nn.softmax(logits), axis=-1)
+    return dict(zip(names, columns, strict=True))
 
 
 def _find_masks(

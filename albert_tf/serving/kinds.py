@@ -281,7 +281,8 @@ KINDS: Mapping[str, ServedKind] = {
 
 def input_names(head: TaskHeadConfig) -> list[str]:
     """The names of the ids that a model reads."""
-    return [*PackedTexts._fields, *["p_mask"] * head.is_beam]
+    names = [*PackedTexts._fields]
+    return [*names, "p_mask"] if head.is_beam else names
 
 
 def serve_task(

@@ -31,13 +31,13 @@ from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
 from albert_tf.records.questions import make_p_mask
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
-from albert_tf.serving import predict
 from albert_tf.serving.export import (
     LoadedRun,
     load,
+    sentence_probabilities,
     write_assets,
 )
-from albert_tf.serving.kinds import KINDS
+from albert_tf.serving.kinds import KINDS, input_names
 from albert_tf.serving.text_tokenizer import PackedTexts
 
 Program = Callable[..., Any]
@@ -225,25 +225,23 @@ def _compare(
 def _make_program(run: LoadedRun) -> Program:
     """The function that is converted: ids of one text, arrays."""
     head = _head(run)
+    names = [*PackedTexts._fields, "masked_lm_positions"]
     choices: tuple[int, ...] = ()
     if head:
-        choices = KINDS[head.kind].choices(head)
-    shape = [1, *choices, None]
-    shapes = dict.fromkeys(PackedTexts._fields, shape)
-    if not head:
-        shapes["masked_lm_positions"] = [1, None]
-    elif head.is_beam:
-        shapes["p_mask"] = shape
+        names, choices = input_names(head), KINDS[head.kind].choices(head)
 
     def answer(*values: tf.Tensor) -> dict[str, tf.Tensor]:
-        inputs = dict(zip(shapes, values, strict=True))
+        inputs = dict(zip(names, values, strict=True))
         if head is None:
             return _answer_pretrained(run.model, inputs)
         if choices:
-            inputs = {k: tf.reshape(v, [1, -1]) for k, v in inputs.items()}
+            inputs = {
+                name: tf.reshape(ids, [1, -1]) for name, ids in inputs.items()
+            }
         return KINDS[head.kind].numbers(run.model(inputs))
 
-    specs = [tf.TensorSpec(v, tf.int32, name=k) for k, v in shapes.items()]
+    shape = [1, *choices, None]
+    specs = [tf.TensorSpec(shape, tf.int32, name=name) for name in names]
     return tf.function(answer, input_signature=specs, autograph=False)
 
 
@@ -255,9 +253,7 @@ def _answer_pretrained(
     outputs["embedding"] = mean_of_tokens(hidden, inputs["input_mask"])
     logits = outputs.pop("sentence_logits", None)
     if logits is not None:
-        names = predict.SENTENCE_ANSWERS[model.sentence_objective].outputs
-        columns = tf.unstack(tf.nn.softmax(logits), axis=-1)
-        outputs |= dict(zip(names, columns, strict=True))
+        outputs |= sentence_probabilities(model, logits)
     positions = inputs["masked_lm_positions"]
     logits = model.mlm_logits(tf.gather(hidden, positions, batch_dims=1))
     return outputs | {"log_probabilities": tf.nn.log_softmax(logits)}
