@@ -8,17 +8,8 @@ name of its directory, e.g. --checkpoint_step=900 for best/step-00000900.
 
 With `--format=litert`, it writes a model for phones instead: docs/edge.md.
 
-Signatures take text, or ids, as `serving_default` does. docs/serving.md has
-their inputs and outputs.
-
-    pretrained model        encode, fill_mask, embed, and sentence_order or
-                            next_sentence
-    classification          classify
-    regression              predict_value
-    multiple choice         choose
-    token classification    tag
-    question answering      score_spans, of ids only
-
+docs/serving.md has the signatures of each kind of model, with their inputs and
+outputs. All kinds take ids, and all but question answering text.
 Those that take text end in _text, or _text_pair for pairs. They need
 tensorflow-text; `--notext_signatures` exports without it.
 """

@@ -44,23 +44,16 @@ probability that the second text follows the first:
     --text='She opened the door.' --text_pair='It was dark inside.'
     71.3% in order: She opened the door. | It was dark inside.
 
-With --input_file, the texts are the rows of a file, and the command prints, or
-writes to --output_file, a JSON object for each: the row and its answer, whose
-names then begin with predicted_. Rows of
-a .txt file are its lines. Rows of .jsonl, .json, .csv and .tsv files have
-columns with the names of the flags, and others, which are kept; --question and
---choice hold for rows without such a column. A bad row is refused before the
-first prediction; then the file is read again, a part at a time, and progress is
-shown. Memory is bounded, but for a JSON array. The output file appears when it
-is complete.
+With --input_file, the texts are the lines of a .txt file, or the rows of a
+table, whose columns have the names of the flags; --question and --choice hold
+for rows without such a column. The command prints a JSON object for each row,
+or writes it to --output_file, which appears when it is complete: the columns
+of the row, and those of the answer. A bad row is refused before the first
+prediction. Memory is bounded, but for a JSON array.
 
     --input_file=reviews.csv --output_file=answers.jsonl
     {"id": "17", "text": "A film to remember.", "predicted_label": "positive",
      "predicted_probabilities": {...}}
-
-Of a model that is only pretrained, the answer to a text is
-{"predicted_masks": [{"capital": 0.71, ...}]}, and to a pair
-{"predicted_in_order": 0.71, "predicted_swapped": 0.29}.
 
 The command needs tensorflow-text.
 """
