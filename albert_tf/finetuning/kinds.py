@@ -54,7 +54,6 @@ from albert_tf.records.questions import (
     find_fault,
 )
 from albert_tf.records.tokenization import (
-    ModelInputs,
     Tokenizer,
     cut_choices,
     first_tokens,
@@ -512,13 +511,19 @@ class _Texts(Kind):
         lengths: list[int] = []
         for begin in range(0, len(found), _BATCH):
             batch = found[begin : begin + _BATCH]
-            texts = zip(*map(self.texts, batch), strict=True)
-            firsts, *seconds = map(reader.tokenize, texts)
-            lengths += map(sequence_length, zip(firsts, *seconds, strict=True))
-            segments = truncate(firsts, seconds[0] if seconds else None, length)
-            inputs = make_inputs(*segments, length)
-            for example, *rows in zip(batch, *inputs, strict=True):
-                values = ModelInputs(*rows)._asdict()
+            firsts = reader.tokenize([example.text for example in batch])
+            seconds = None
+            if batch[0].text_pair is not None:
+                pairs = [example.text_pair for example in batch]
+                seconds = reader.tokenize(pairs)
+            segments = [firsts] if seconds is None else [firsts, seconds]
+            lengths += map(sequence_length, zip(*segments, strict=True))
+            inputs = make_inputs(*truncate(firsts, seconds, length), length)
+            for number, example in enumerate(batch):
+                values = {
+                    name: rows[number]
+                    for name, rows in inputs._asdict().items()
+                }
                 yield values | self.label_values(examples.task, example)
         warn_of_cut(lengths, length, examples.source)
 

@@ -172,7 +172,7 @@ def score_answers(
     }
     if not may_be_unanswerable:
         return _mean(list(raw.values()))
-    has_answer = {q.id: bool(q.answers) for q in questions}
+    has_answer = {question.id: bool(question.answers) for question in questions}
     odds = null_odds if null_odds is not None else dict.fromkeys(raw, 0.0)
     scores = {
         name: (float(not has_answer[name]),) * 2
@@ -182,14 +182,15 @@ def score_answers(
     }
     found = _mean(list(scores.values()))
     for prefix, wanted in (("HasAns", True), ("NoAns", False)):
-        part = [scores[n] for n in scores if has_answer[n] == wanted]
+        part = [scores[name] for name in scores if has_answer[name] == wanted]
         if part:
-            found |= {f"{prefix}_{k}": v for k, v in _mean(part).items()}
+            for score, value in _mean(part).items():
+                found[f"{prefix}_{score}"] = value
     if null_odds is None:
         return found
     # Ties are answered one by one, in the order of the null odds.
-    order = [n for n in sorted(odds, key=odds.__getitem__) if n in raw]
-    for i, key in enumerate(("exact", "f1")):
+    order = [name for name in sorted(odds, key=odds.__getitem__) if name in raw]
+    for i, score in enumerate(("exact", "f1")):
         # At first all answers are ""; then questions are answered in order.
         total = best = float(len(raw) - sum(has_answer.values()))
         threshold = 0.0
@@ -200,8 +201,8 @@ def score_answers(
                 total -= 1
             if total > best:
                 best, threshold = total, odds[name]
-        found[f"best_{key}"] = 100.0 * best / len(raw)
-        found[f"best_{key}_thresh"] = threshold
+        found[f"best_{score}"] = 100.0 * best / len(raw)
+        found[f"best_{score}_thresh"] = threshold
     return found
 
 

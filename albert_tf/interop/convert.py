@@ -47,13 +47,16 @@ def convert(config: ConvertConfig) -> None:
         weights = formats.read_weights(config.from_)
         logging.info(
             "read %s (%s): %s parameters, and moments of %d variables",
-            *(weights.source, source_format, f"{weights.num_parameters:,}"),
+            weights.source,
+            source_format,
+            f"{weights.num_parameters:,}",
             sum(name.endswith("/m") for name in weights.slots),
         )
         if not weights.vocabulary:
             logging.warning(
                 "%s has no vocabulary, so %s will have none",
-                *(config.from_, target),
+                config.from_,
+                target,
             )
         if target_format == RUN:
             write_run(weights, partial, target)

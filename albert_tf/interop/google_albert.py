@@ -108,7 +108,9 @@ def _read_variables(
         logging.info(
             "%s: left out %d variables that are not weights of a pretrained "
             "model or not its complete moments, e.g. %s",
-            *(prefix, len(others), others[0]),
+            prefix,
+            len(others),
+            others[0],
         )
     # Before they are read: TensorFlow allocates whatever the index says.
     found = {}

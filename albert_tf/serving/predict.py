@@ -154,7 +154,10 @@ def predict_in_parts(
     order = sorted(range(num_rows), key=lengths.__getitem__)
     for begin in range(0, num_rows, _MAX_ROWS):
         chosen = sorted(order[begin : begin + _MAX_ROWS])
-        part = {n: [v[row] for row in chosen] for n, v in inputs.items()}
+        part = {
+            name: [values[row] for row in chosen]
+            for name, values in inputs.items()
+        }
         for name, values in model.predict(signature, part).items():
             by_row = outputs.setdefault(name, [None] * num_rows)
             for row, value in zip(chosen, values, strict=True):
@@ -197,7 +200,8 @@ def _print_filled(text: str, masks: Sequence[Mapping[str, float]]) -> None:
     """Prints a text and the most probable pieces of its masks."""
     print(text)
     for mask in masks:
-        print("   ", "  ".join(f"{p} {q:.1%}" for p, q in mask.items()))
+        answers = [f"{piece} {value:.1%}" for piece, value in mask.items()]
+        print("   ", "  ".join(answers))
     if num_cut_off := text.count(MASK_PIECE) - len(masks):
         print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
 
@@ -361,8 +365,12 @@ def _answer_questions(
         for window in range(len(windows.spans))
     ]
     longest = max(int(row["input_mask"].sum()) for row in rows)
-    names = (*ModelInputs._fields, *["p_mask"] * is_beam)
-    inputs = {n: [row[n][:longest].tolist() for row in rows] for n in names}
+    names = [*ModelInputs._fields]
+    if is_beam:
+        names.append("p_mask")
+    inputs = {
+        name: [row[name][:longest].tolist() for row in rows] for name in names
+    }
     scores = {
         name: np.array(values)
         for name, values in predict_in_parts(
