@@ -577,6 +577,17 @@ _SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
+# Of `tokenizer_files` and of `AlbertTokenizer`.
+_NORMALIZERS = (
+    "NFKC",
+    "NFKD",
+    "StripAccents",
+    "Lowercase",
+    "Precompiled",
+    "Replace",
+    "Strip",
+)
+
 # Subtracted from the score of a piece that ends in a digit and a comma:
 # google-research/albert's tokenizer splits such pieces. Hugging Face's own
 # conversion uses the same number.
@@ -699,9 +710,15 @@ def _sentencepiece_of(fast: Mapping[str, Any]) -> tuple[bytes, bool]:
 
     if fast["normalizer"] is None:
         pieces = [piece for piece, _ in fast["model"]["vocab"]]
-        return make_symbols(pieces[len(SPECIAL_PIECES) :]), False
+        symbols = pieces[len(SPECIAL_PIECES) :]
+        if any(len(symbol) != 1 for symbol in symbols):
+            raise ValueError("no normalizer for pieces of several characters")
+        return make_symbols(symbols), False
     steps = fast["normalizer"].get("normalizers", [fast["normalizer"]])
     by_type = {step["type"]: step for step in steps}
+    others = [name for name in by_type if name not in _NORMALIZERS]
+    if others:
+        raise ValueError(f"the normalizer {', '.join(others)}")
     normalized_outside, lower = "NFKC" in by_type, "Lowercase" in by_type
     normalized_outside = normalized_outside or "NFKD" in by_type
     if lower and not normalized_outside:
