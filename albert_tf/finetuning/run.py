@@ -76,17 +76,23 @@ class Scorer:
         return KINDS[self.examples.task.kind]
 
     def __call__(self, collected: Arrays) -> dict[str, float]:
-        """Computes the scores of the task.
+        """Finds the predictions of all examples, and scores them."""
+        return self.score(self.find(collected))
+
+    def find(self, collected: Arrays) -> Any:
+        """The prediction for each example, as `Kind.find`.
 
         Args:
             collected: `Finetuning.predictions` of all records, in order.
         """
-        found = self._kind.find(self.examples, collected, self.reader)
+        return self._kind.find(self.examples, collected, self.reader)
+
+    def score(self, found: Any) -> dict[str, float]:
+        """Computes the scores of the task."""
         return self._kind.score(self.examples, found, self.null_threshold)
 
-    def write(self, collected: Arrays, run_dir: str) -> None:
+    def write(self, found: Any, run_dir: str) -> None:
         """Writes the predictions of a split to a run."""
-        found = self._kind.find(self.examples, collected, self.reader)
         directory = posixpath.join(run_dir, PREDICTIONS_DIR)
         path = self._kind.write(
             directory, self.examples, found, self.null_threshold
@@ -363,8 +369,9 @@ def _predict(inputs: Inputs, host: Host) -> None:
             assert collected is not None, "no stop flag was given"
             if not host.is_chief:
                 continue
+            found = scorer.find(collected[1])
             if scorer.examples.has_labels:
-                scores = objective.evaluate(*collected) | scorer(collected[1])
+                scores = objective.evaluate(*collected) | scorer.score(found)
                 print(json.dumps({"split": split, "step": step, **scores}))
             if training.mode != "eval":
-                scorer.write(collected[1], training.output_dir)
+                scorer.write(found, training.output_dir)
