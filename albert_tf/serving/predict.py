@@ -265,6 +265,13 @@ class Task(NamedTuple):
 
 
 FILL_MASK = "fill_mask_text"
+_PAIR_SIGNATURES = {
+    FILL_MASK: [
+        f"{answer.name}_text_pair" for answer in SENTENCE_ANSWERS.values()
+    ],
+    "classify_text": ["classify_text_pair"],
+    "predict_value_text": ["predict_value_text_pair"],
+}
 _TASKS = (
     Task(FILL_MASK, "filling masks"),
     Task("classify_text", "classification"),
@@ -282,11 +289,8 @@ def find_task(signatures: Sequence[str]) -> Task:
         UserError: If it takes no texts.
     """
     for task in _TASKS:
-        names = [f"{task.signature}_pair"]
-        if task.signature == FILL_MASK:
-            sentences = SENTENCE_ANSWERS.values()
-            names = [f"{sentence.name}_text_pair" for sentence in sentences]
-        of_pairs = "".join(name for name in names if name in signatures)
+        names = _PAIR_SIGNATURES.get(task.signature, [])
+        of_pairs = next((name for name in names if name in signatures), "")
         if task.signature in signatures:
             may_have = ("text_pair",) if of_pairs else ()
             return task._replace(may_have=may_have, of_pairs=of_pairs)
@@ -304,20 +308,23 @@ def find_task(signatures: Sequence[str]) -> Task:
 
 
 def _check(task: Task, texts: TextsConfig) -> None:
-    _, name, needs, may_have, _ = task
     settings = ("text", "text_pair", "question", "choice")
     given = [setting for setting in settings if getattr(texts, setting)]
-    if not set(needs) <= set(given) <= {*needs, *may_have}:
-        may = f", and may have {', '.join(may_have)}" if may_have else ""
-        remedy = f"Set {' '.join(f'--{setting}=...' for setting in needs)}"
-        others = [n for n in given if n not in (*needs, *may_have)]
-        if others:
-            remedy += f", and omit {' '.join(f'--{name}' for name in others)}"
-        raise UserError(
-            f"a model for {name} must be given {', '.join(needs)}{may}",
-            received=", ".join(given) or "none",
-            remedy=f"{remedy}.",
-        )
+    allowed = {*task.needs, *task.may_have}
+    others = [setting for setting in given if setting not in allowed]
+    if set(task.needs) <= set(given) and not others:
+        return
+    wanted = ", ".join(task.needs)
+    if task.may_have:
+        wanted += f", and may have {', '.join(task.may_have)}"
+    remedy = "Set " + " ".join(f"--{setting}=..." for setting in task.needs)
+    if others:
+        remedy += ", and omit " + " ".join(f"--{name}" for name in others)
+    raise UserError(
+        f"a model for {task.name} must be given {wanted}",
+        received=", ".join(given) or "none",
+        remedy=f"{remedy}.",
+    )
 
 
 def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
