@@ -177,11 +177,14 @@ def _read(
 ) -> Iterator[_Row]:
     """Reads the file; `needs` and `may_have` are the texts of the model."""
     path = config.input_file
-    is_text = path.endswith(".txt")
     # Imports TensorFlow.
     from albert_tf.finetuning.examples import read_rows
 
-    found = read_plain(path) if is_text else read_rows(path, "--input_file")
+    found: Iterable[tuple[str, Any]]
+    if path.endswith(".txt"):
+        found = read_plain(path)
+    else:
+        found = read_rows(path, "--input_file", wanted=["text"])
     defaults = rows_of(TextsConfig(("",), (), config.question, config.choice))
     for default in defaults:
         del default["text"]

@@ -363,6 +363,17 @@ def test_values_of_the_user_stay_beside_the_answers(
         main(config.replace(input_file=str(output)))
 
 
+def test_a_table_has_the_delimiter_that_gives_the_texts(tmp_path, monkeypatch):
+    """As in fine-tuning, e.g. that of Excel in Germany."""
+    monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: Lengths())
+    source, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("id;text\n7;a, b\n")
+    files = {"input_file": str(source), "output_file": str(output)}
+    main(PredictConfig(saved_model_dir="export", **files))
+    found = {"id": "7", "text": "a, b", "predicted_value": 4}
+    assert json.loads(output.read_text()) == found
+
+
 def test_columns_of_any_kind_stay_beside_the_answers(tmp_path, monkeypatch):
     monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: Lengths())
     source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
