@@ -191,13 +191,20 @@ def _progress_bar(num_steps: int) -> Iterator[None]:
 
 
 def _check_texts(texts: Any) -> list[str]:
-    """Refuses what is no string, such as an empty cell of a data frame."""
+    """Refuses what is no text, such as an empty cell or half of an emoji."""
     if not isinstance(texts, Iterable):
         raise UserError("texts must be strings", received=repr(texts))
-    found = list(texts)
+    found = [texts] if isinstance(texts, str) else list(texts)
     for text in found:
         if not isinstance(text, str):
             raise UserError("each text must be a string", received=repr(text))
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                "texts must not have unpaired surrogates",
+                received=f"{text[error.start]!r} at character {error.start}",
+            ) from None
     return found
 
 
@@ -224,15 +231,15 @@ def fill_mask(
     """
     if not hasattr(model, "masked_lm"):
         raise UserError("the model must fill masks", "a fine-tuned model")
+    texts = _check_texts(text)
     if not isinstance(text, str):
-        texts = _check_texts(text)
         return [fill_mask(model, tokenizer, each, top_k) for each in texts]
+    if MASK_PIECE not in text:
+        raise UserError("the text must contain [MASK]", received=text)
     length = model.max_seq_length
     tokenizer.warn_of_cut([[text]], length)
     inputs = encode(tokenizer, text, max_seq_length=length)
     positions = np.flatnonzero(inputs.input_ids[0] == MASK_ID)
-    if not len(positions):
-        raise UserError("the text must contain [MASK]", received=text)
     if len(positions) < text.count(MASK_PIECE):
         raise UserError(
             f"each [MASK] must be within {length} tokens",
@@ -273,7 +280,7 @@ def embed(
     Raises:
         UserError: If a text is no string.
     """
-    texts = [texts] if isinstance(texts, str) else _check_texts(texts)
+    texts = _check_texts(texts)
     length = model.max_seq_length
     tokenizer.warn_of_cut(([text] for text in texts), length)
     found = [np.zeros([0, model.config.hidden_size], np.float32)]

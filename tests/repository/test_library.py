@@ -159,8 +159,12 @@ VALUES_REFUSED = {
         "must be a string. Received: nan",
     ),
     "bytes": (lambda *of: albert_tf.embed(*of, [b"a"]), "must be a string"),
+    "half of an emoji": (
+        lambda *of: albert_tf.embed(*of, ["a", "b \ud83d"]),
+        r"unpaired surrogates. Received: '\\ud83d' at character 2",
+    ),
     "a mask that does not fit": (
-        lambda *of: albert_tf.fill_mask(*of, "[MASK] " + "a " * 600 + "[MASK]"),
+        lambda *of: albert_tf.fill_mask(*of, "a " * 600 + "[MASK]"),
         "within 512 tokens. Received: 1 beyond",
     ),
     "a fine-tuned model": (
