@@ -5,8 +5,8 @@ r"""Score lines of text by a masked language model.
 
 writes a JSON object for each line that is not empty, or prints it:
 
-    {"text": "The dog barks.", "log_likelihood": -14.25, "tokens": 5,
-     "nats_per_token": 2.85, "worst": [["▁bark", 9.1], ...], "cut_tokens": 0}
+    {"text": "The dog barks.", "log_likelihood": -29.14, "tokens": 6,
+     "nats_per_token": 4.86, "worst": [["▁dog", 8.6], ...], "cut_tokens": 0}
 
 `log_likelihood` is the sum over the tokens of the log probability of each while
 it is masked together with the rest of its word, whose end would give it away
