@@ -39,49 +39,71 @@ def test_servers_that_accept_no_connection_are_named():
     )
 
 
-# For both workers to start, on a machine that may be busy.
-TIMEOUT_S = 20
+def start_workers(log, runtime, acts):
+    """Workers that exchange sums until they act; see `failing_worker`."""
+    return [
+        ForkedProgram(failing_worker.__name__, [runtime, act], environment, log)
+        for act, environment in zip(acts, worker_environments(2), strict=True)
+    ]
+
+
+def wait_for_lines(log, line, number, workers):
+    """Returns when a line is in the log so often."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (said := log.read_text()).count(line) < number:
+        assert all(worker.poll() is None for worker in workers), said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("runtime", "number", "lost"),
+    ("runtime", "number", "lost", "trains"),
     [
-        ("tensorflow", signal.SIGKILL, 0),
-        ("tensorflow", signal.SIGSTOP, 1),
-        pytest.param("pjrt", signal.SIGKILL, 0, marks=pytest.mark.jax),
-        pytest.param("pjrt", signal.SIGSTOP, 1, marks=pytest.mark.jax),
+        ("tensorflow", signal.SIGKILL, 0, False),
+        ("tensorflow", signal.SIGSTOP, 1, True),
+        pytest.param("pjrt", signal.SIGKILL, 0, True, marks=pytest.mark.jax),
+        pytest.param("pjrt", signal.SIGSTOP, 1, False, marks=pytest.mark.jax),
     ],
 )
 def test_a_lost_worker_ends_the_others_with_one_line(
-    tiny_records, tmp_path, runtime, number, lost
+    tiny_records, tmp_path, runtime, number, lost, trains
 ):
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path / "run",
-        runtime=runtime,
-        strategy="multi_worker",
-        jit_compile=runtime == "pjrt",
-        num_train_steps=10**6,
-        steps_per_loop=5,
-        save_checkpoints_steps=10,
-        eval_input_file=(),
-        worker_timeout_s=TIMEOUT_S,
-    )
-    run = RunProcesses(config, tmp_path, workers=2)
-    run.wait_for_step(20)
-    run.signal(number, worker=lost)
+    """In a training; or in sums over the workers, which need no compilation."""
+    log = tmp_path / "log"
+    if trains:
+        config = tiny_run.make_config(
+            tiny_records,
+            tmp_path / "run",
+            runtime=runtime,
+            strategy="multi_worker",
+            jit_compile=runtime == "pjrt",
+            optimizer="adamw",
+            sentence_objective="none",
+            num_train_steps=10**6,
+            steps_per_loop=5,
+            save_checkpoints_steps=10,
+            eval_input_file=(),
+            worker_timeout_s=failing_worker.TIMEOUT_S,
+        )
+        run = RunProcesses(config, tmp_path, workers=2)
+        run.wait_for_step(20)
+        workers = run.processes
+    else:
+        workers = start_workers(log, runtime, ("wait", "wait"))
+        wait_for_lines(log, "both have started", 2, workers)
+    workers[lost].send_signal(number)
     lost_at = time.monotonic()
-    other = run.processes[1 - lost]
-    assert other.wait(PATIENCE_S) == RETRY_STATUS
+    assert workers[1 - lost].wait(PATIENCE_S) == RETRY_STATUS
     # A hang is detected after the timeout, plus some time on a busy machine.
-    assert time.monotonic() - lost_at < TIMEOUT_S + 60
-    run.kill()
-    errors = [line for line in run.log().splitlines() if "error: " in line]
+    assert time.monotonic() - lost_at < failing_worker.TIMEOUT_S + 60
+    workers[lost].kill()
+    said = log.read_text()
+    errors = [line for line in said.splitlines() if "error: " in line]
     (line,) = (text for text in errors if text.startswith("error: "))
     assert "all workers of the run must answer" in line
     assert "start all workers again" in line
-    assert "Traceback" not in run.log()
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(("step", "others"), [(2**31 - 1, 0), (2**27, 2**20)])
@@ -116,14 +138,11 @@ def test_different_steps_are_errors(tmp_path):
         )
         for step, environment in zip("46", worker_environments(2), strict=True)
     ]
-    deadline = time.monotonic() + PATIENCE_S
     try:
-        for index, step in enumerate((4, 6)):
+        for step in (4, 6):
             log = tmp_path / f"log-{step}"
-            while "the mean of all is" not in (said := log.read_text()):
-                assert workers[index].poll() is None, said
-                assert time.monotonic() < deadline, said
-                time.sleep(0.02)
+            wait_for_lines(log, "the mean of all is", 1, workers)
+            said = log.read_text()
             assert "all workers must read the same --output_dir" in said
             assert f"is at step {step}, the mean of all is 5" in said
     finally:
@@ -144,11 +163,8 @@ def test_a_worker_that_fails_by_itself_keeps_its_status(
     tmp_path, runtime, fault, status
 ):
     """The other one loses a worker, and may be started again."""
-    log, acts = tmp_path / "log", ("wait", fault)
-    workers = [
-        ForkedProgram(failing_worker.__name__, [runtime, act], environment, log)
-        for act, environment in zip(acts, worker_environments(2), strict=True)
-    ]
+    log = tmp_path / "log"
+    workers = start_workers(log, runtime, ("wait", fault))
     found = [worker.wait(PATIENCE_S) for worker in reversed(workers)]
     assert found == [status, RETRY_STATUS], log.read_text()
     said = log.read_text()

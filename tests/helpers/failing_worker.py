@@ -1,9 +1,10 @@
-"""A worker that fails, or waits for one that fails.
+"""A worker that fails, or waits for one that fails or is lost.
 
 python -m tests.helpers.failing_worker RUNTIME abort|error|internal|wait
 """
 
 import ctypes
+import sys
 
 import tensorflow as tf
 from absl import app
@@ -12,6 +13,7 @@ from albert_tf.cluster.host import connect
 from albert_tf.config import DistributionConfig, flags
 from albert_tf.errors import UserError
 
+# For both workers to start, on a machine that may be busy.
 TIMEOUT_S = 20
 
 
@@ -22,7 +24,8 @@ def main(arguments: list[str]) -> None:
         worker_timeout_s=TIMEOUT_S,
     )
     with connect(config) as host:
-        host.runtime.sum_over_replicas([1.0])  # both have started
+        host.runtime.sum_over_replicas([1.0])
+        print("both have started", file=sys.stderr, flush=True)
         if arguments[2] == "abort":
             ctypes.CDLL(None).abort()
         if arguments[2] == "error":
