@@ -141,6 +141,15 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture
+def eager():
+    """For runs of a few steps, whose programs other tests compile."""
+    from tests.helpers import tiny_run
+
+    with tiny_run.eagerly():
+        yield
+
+
 def records_fixture(name, masking, packing):
     """Records of real text, in train/ and eval/; see `tiny_run`.
 
@@ -181,7 +190,7 @@ tiny_dynamic_packed_records = records_fixture(
 
 @pytest.fixture(scope="session")
 def source(tiny_records, tmp_path_factory):
-    """A finished run with checkpoints of steps 0, 4, 8 and 12.
+    """A finished run with checkpoints of steps 0, 4, 8 and 12; see `eager`.
 
     All workers read the same files. Tests must not change them.
     """
@@ -190,7 +199,8 @@ def source(tiny_records, tmp_path_factory):
     from tests.helpers.shared_directory import build_once
 
     def train_source(directory):
-        train(tiny_run.make_config(tiny_records, directory / "run"))
+        with tiny_run.eagerly():
+            train(tiny_run.make_config(tiny_records, directory / "run"))
 
     return build_once(tmp_path_factory, "source", train_source) / "run"
 

@@ -23,6 +23,9 @@ from albert_tf.training.train import train
 from tests.helpers import tiny_run, tiny_task
 from tests.helpers.run_processes import lines_without_timing, read_variables
 
+# Tracing the programs of a run takes ten times as long as its few steps.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
+
 # Settings whose effect these tests do not see, and why.
 UNSEEN = {
     "results are equal with both values: training/test_same_training.py": (
@@ -214,7 +217,6 @@ class PretrainingOfWords(Pretraining):
         return model
 
 
-@pytest.mark.slow
 def test_a_continued_pretraining_shows_each_changed_setting(
     tiny_records, tmp_path, caplog
 ):
@@ -233,7 +235,6 @@ def test_a_continued_pretraining_shows_each_changed_setting(
     assert found == []
 
 
-@pytest.mark.slow
 def test_a_continued_finetuning_shows_each_changed_setting_of_its_own(
     tiny_tasks, tmp_path, caplog
 ):

@@ -18,6 +18,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+# A variable of processes that run TensorFlow's functions without tracing them.
+EAGER = "TESTS_RUN_EAGERLY"
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tensorflow", "albert_tf.training.train"])
 
@@ -154,4 +157,8 @@ def _prepare(argv: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = argv
+    if EAGER in os.environ:
+        import tensorflow as tf
+
+        tf.config.run_functions_eagerly(True)
     gc.freeze()  # excludes all imported objects from garbage collection

@@ -1,10 +1,14 @@
 """A run small enough for a test, on real text: settings and records."""
 
+import contextlib
 import dataclasses
 import gzip
 import itertools
 import json
 import pathlib
+from collections.abc import Iterator
+
+import pytest
 
 from albert_tf.config import (
     DataConfig,
@@ -19,6 +23,7 @@ from data_prep.config import (
     RecordsConfig,
     TokenizerConfig,
 )
+from tests.helpers import forked_program
 
 CORPUS = (
     pathlib.Path(__file__)
@@ -139,6 +144,24 @@ def make_synthetic_config(
         synthetic_input=True,
         **changes,
     )
+
+
+@contextlib.contextmanager
+def eagerly(on: bool = True) -> Iterator[None]:
+    """Runs TensorFlow's functions, also of forked programs, without tracing.
+
+    Tracing the programs of a run takes as long as twenty steps without it.
+    """
+    import tensorflow as tf
+
+    with pytest.MonkeyPatch.context() as patch:
+        if on:
+            patch.setenv(forked_program.EAGER, "1")
+        tf.config.run_functions_eagerly(on)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(False)
 
 
 def as_flags(config: PretrainingConfig, model_file: pathlib.Path) -> list[str]:

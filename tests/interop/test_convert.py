@@ -30,6 +30,7 @@ from tests.helpers.small_builds import read_files
 from tests.helpers.tiny_albert import HEADS, TINY, random_weights
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.slow
 def test_a_converted_run_is_evaluated(tmp_path, source, tiny_records, capsys):
     """Its metrics are those that the original run has logged."""

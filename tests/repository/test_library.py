@@ -57,6 +57,7 @@ def test_a_table_shows_zero_and_leaves_out_what_is_missing():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_the_documented_example_runs(
     tiny_records, tmp_path, monkeypatch, capsys
 ):

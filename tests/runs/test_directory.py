@@ -231,6 +231,7 @@ def test_settings_of_another_release_are_read_by_name(run, tmp_path):
         check(run())
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.slow
 def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
     source, tiny_records, tmp_path, capsys

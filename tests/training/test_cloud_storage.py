@@ -34,7 +34,7 @@ from tests.helpers.fake_gcs import Rule
 from tests.helpers.run_processes import RunProcesses, check_same_run
 from tests.helpers.small_builds import read_files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
 
 RUN = "gs://bucket/run"
 RECORDS = "gs://bucket/records"

@@ -103,6 +103,7 @@ def test_an_empty_shard_is_named(tiny_records, tmp_path):
         evaluate_with(config)
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.slow
 def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     source, tiny_records, capsys

@@ -170,6 +170,7 @@ def test_a_step_on_packed_rows_is_a_step_on_their_examples():
     assert_same(found, compute(EXAMPLES))
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.slow
 def test_a_run_on_packed_records_logs_its_examples(
     tiny_dynamic_packed_records, tmp_path, caplog

@@ -15,6 +15,8 @@ from tests.helpers.fake_gcs import Rule
 from tests.helpers.forked_program import ForkedCode
 from tests.helpers.run_processes import PATIENCE_S, worker_environments
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 
 def checks_of(table):
     """Verdicts and texts by check; texts of several rows are joined."""

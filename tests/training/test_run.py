@@ -25,6 +25,8 @@ from albert_tf.training.train import Trainer, train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import lines_without_timing
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 
 def steps_of(directory):
     return [c.step for c in list_checkpoints(str(directory))]
@@ -151,17 +153,9 @@ def test_a_last_save_without_an_answer_calls_for_a_retry(tmp_path, monkeypatch):
         run_with(config, requested_stop())
 
 
-@pytest.fixture(scope="module")
-def expected_lines(tiny_records, tmp_path_factory):
-    """The log of an undisturbed run that evaluates every four steps."""
-    run_dir = tmp_path_factory.mktemp("run")
-    train(tiny_run.make_config(tiny_records, run_dir, eval_every_n_steps=4))
-    return lines_without_timing(run_dir)
-
-
 @pytest.mark.slow
 def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
-    expected_lines, tiny_records, tmp_path, monkeypatch
+    tiny_records, tmp_path, monkeypatch
 ):
     """Even if that process is interrupted, too; within a run, and at its end.
     It is logged once. A process without held-out records leaves it out.
@@ -171,6 +165,7 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
         changes = {"eval_every_n_steps": 4, **changes}
         return tiny_run.make_config(tiny_records, tmp_path / name, **changes)
 
+    assert train(config("undisturbed")) == 0
     evaluate_whole = evaluate.Evaluator.collect
     for cut_at in (4, 12, 12):
         stop = StopRequest(tf.Variable(0.0))
@@ -191,7 +186,10 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
     without = config("without", eval_input_file=(), eval_every_n_steps=0)
     assert train(without) == 0
     assert train(config("cut")) == 0
-    assert lines_without_timing(tmp_path / "cut") == expected_lines
+    cut, undisturbed = (
+        lines_without_timing(tmp_path / name) for name in ("cut", "undisturbed")
+    )
+    assert cut == undisturbed
 
 
 # --- checkpoints ------------------------------------------------------------

@@ -89,6 +89,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_two_workers_and_two_replicas_continue_the_run_of_one_process(
     source, tiny_records, tmp_path
 ):
@@ -177,6 +178,7 @@ def test_a_limit_that_masks_fewer_tokens_than_wanted_is_a_warning(
         assert ("set --max_predictions_per_seq=10" in caplog.text) == warns
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_nan_loss_stops_the_run(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records,

@@ -128,6 +128,7 @@ def applied(planned, here, objective="sop"):
 # --- a run that continues ---------------------------------------------------
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.slow
 def test_a_run_starts_with_the_losses_of_the_model(
     source, tiny_records, tmp_path
@@ -180,6 +181,7 @@ def test_a_run_starts_with_the_losses_of_the_model(
     assert report_of(run_dir) == report
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.slow
 def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
     config = tiny_run.make_config(
