@@ -1,4 +1,6 @@
+import os
 import pathlib
+import sys
 
 import pytest
 
@@ -7,8 +9,7 @@ from albert_tf.config import SweepConfig
 from albert_tf.errors import UserError
 from albert_tf.runs.log import read_metrics
 from tests.helpers import tiny_run
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
+from tests.helpers.forked_program import ForkedProgram
 
 
 def make_config(**changes):
@@ -80,11 +81,20 @@ def test_the_table_has_means_and_deviations():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_real_runs_are_trained_once_and_compared(
     tiny_records, tmp_path, monkeypatch, capsys
 ):
     """A variant that fails leaves the others, and its status."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+    def run_forked(name, command, log, output):
+        """As `jobs.run`, without another import of TensorFlow."""
+        python, dash_m, module, *flags = command
+        assert (python, dash_m) == (sys.executable, "-m")
+        program = ForkedProgram(module, flags, os.environ, pathlib.Path(log))
+        return program.wait()
+
+    monkeypatch.setattr(sweep.jobs, "run", run_forked)
     config = tiny_run.make_config(
         tiny_records,
         tmp_path / "unused",
