@@ -24,6 +24,7 @@ from albert_tf.first_model.stages import ENDLESS
 from albert_tf.first_model.verdict import BEST, BETTER, WORSE, judge
 from albert_tf.io import cpu, files
 from albert_tf.io.shipped import MODEL, find
+from albert_tf.runs.log import read_events
 from tests.helpers.tiny_run import CORPUS
 
 WORDS = "the river runs through the old town and under its seven bridges "
@@ -349,8 +350,11 @@ def test_text_becomes_a_model_also_after_an_interruption(
     ]
     # A second core would hardly help so small a model.
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    # As if almost no time was left for the stages before the decay.
+    out.mkdir()
+    files.write_json(f"{out}/time.json", {"seconds": 0.1})
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    metrics = out / "runs/16_tokens/metrics.jsonl"
+    metrics = out / "runs/decay/metrics.jsonl"
     while process.poll() is None and not (
         metrics.exists() and metrics.read_text().endswith("\n")
     ):
@@ -358,15 +362,14 @@ def test_text_becomes_a_model_also_after_an_interruption(
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
-    step = json.loads(metrics.read_text().splitlines()[0])["step"]
+    first_lines = metrics.read_text().splitlines()
     other = subprocess.run(
         [*command, "--language=de"], capture_output=True, text=True
     )
     assert "language was 'en' and is 'de'" in other.stderr
-    # As if most of the time had passed.
+    # As if almost all of the time had passed.
     state = files.load_json(f"{out}/first_model.json")
-    files.write_json(f"{out}/first_model.json", {**state, "seconds": 550.0})
-    files.write_json(f"{out}/time.json", {"seconds": 30.0})
+    files.write_json(f"{out}/first_model.json", {**state, "seconds": 575.0})
     # More text would be given a larger vocabulary.
     (corpus / "b.txt").write_text(f"{WORDS}\n" * 20_000)
 
@@ -376,10 +379,14 @@ def test_text_becomes_a_model_also_after_an_interruption(
     status = first_model.EXIT_WORSE if summary["verdict"] == WORSE else 0
     assert result.returncode == status, result.stderr
     assert summary["advice"] in result.stdout
-    # The interrupted training went on, or had used its time.
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert steps[0]["step"] == step
-    assert 3 < summary["masked_lm_loss"] < 6.5  # ln(1000) = 6.9 at random
+    # The interrupted training went on; those before it had used their time.
+    assert metrics.read_text().splitlines()[: len(first_lines)] == first_lines
+    starts = {
+        run.name: [e["event"] for e in read_events(str(run))].count("resume")
+        for run in (out / "runs").iterdir()
+    }
+    assert starts == {"16_tokens": 0, "64_tokens": 0, "decay": 1}
+    assert 3 < summary["masked_lm_loss"] < 7  # ln(1500) = 7.3 at random
     assert 3 < summary["five_gram_loss"] < summary["unigram_loss"]
     page = (out / "index.html").read_text()
     assert page.count("[MASK]") >= 4
@@ -389,7 +396,7 @@ def test_text_becomes_a_model_also_after_an_interruption(
     assert len(of_stages) == 3
     # They read the examples in different orders.
     assert len({*re.findall(r"--seed=(\d+)", page)}) == 3
-    assert step <= int(of_stages[0]) < ENDLESS
+    assert all(20 <= int(number) < ENDLESS for number in of_stages)
     assert os.path.exists(out / "saved_model/saved_model.pb")
 
     again = subprocess.run(command, capture_output=True, text=True)
@@ -399,7 +406,7 @@ def test_text_becomes_a_model_also_after_an_interruption(
     # Its directory stands for the model, which can get more time.
     model, tokenizer = albert_tf.load(out)
     assert len(albert_tf.fill_mask(model, tokenizer, "a [MASK] town")) == 1
-    files.write_json(f"{out}/time_1.json", {"seconds": 20.0})
+    files.write_json(f"{out}/time_1.json", {"seconds": 0.1})
     longer = subprocess.run(
         [*command, f"--minutes={summary['minutes'] + 1}"],
         capture_output=True,
