@@ -101,6 +101,8 @@ extras: $(VENV)/installed-extras
 JOBS ?= auto
 EXTRAS := interop or tfds or tpu_compile or jax or edge
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# A free worker takes the next file; tests/conftest.py has the order.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 TESTS := $(if $(PACKAGE),tests/$(PACKAGE))
 
@@ -108,7 +110,7 @@ test: $(VENV)/installed
 	$(PYTEST) $(TESTS) -m "not slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
 slow-test: $(VENV)/installed
-	$(PYTEST) $(TESTS) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
+	$(PYTEST) $(BY_FILE) $(TESTS) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
 .venv-gpu/installed: setup.py $(CONSTRAINTS)
 	@$(PYTHON) -c "$$CHECK_PYTHON"
@@ -129,7 +131,7 @@ define TEST_EXTRAS
 	$(BIN)/python -c "import safetensors, torch, transformers; \
 	    import tensorflow_datasets, jax, libtpu; \
 	    import ai_edge_litert, onnxruntime, onnxscript"
-	$(PYTEST) $(TESTS) -m "($(1)) and not by_hand" $(PYTEST_ARGS)
+	$(PYTEST) $(BY_FILE) $(TESTS) -m "($(1)) and not by_hand" $(PYTEST_ARGS)
 endef
 
 extras-test: $(VENV)/installed-extras

@@ -127,7 +127,7 @@ EXTRAS = {
 
 
 def pytest_collection_modifyitems(items):
-    """Skips tests whose extra is not installed, and starts long tests first.
+    """Skips tests without their extra; files with long tests start first.
 
     A worker that starts a long test as its last one would end alone.
     """

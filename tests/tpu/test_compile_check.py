@@ -271,6 +271,7 @@ def test_the_compilers_error_is_printed(capsys):
 
 
 @pytest.mark.tpu_compile
+@pytest.mark.long
 def test_the_step_compiles_for_a_slice_and_keeps_recomputation(capsys):
     """Otherwise, the compiler would merge the two computations of --remat.
 

@@ -40,6 +40,7 @@ LENGTHS = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_planted_structure_is_learned(tmp_path):
     texts = tmp_path / "text.txt", tmp_path / "words.txt"
     planted_text.write_text(texts[0], planted_text.make_documents(6000, seed=1))

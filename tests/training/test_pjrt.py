@@ -110,6 +110,7 @@ def test_run_trains_and_continues_with_either_runtime(
 
 @pytest.mark.jax
 @pytest.mark.slow
+@pytest.mark.long
 def test_devices_and_processes_train_as_replicas_of_tensorflow(
     tiny_dynamic_packed_records, tmp_path
 ):

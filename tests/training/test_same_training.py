@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from tests.helpers import paired_training
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.long]
 
 TOLERANCE = 3e-5
 
