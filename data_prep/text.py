@@ -90,21 +90,6 @@ _JSON = re.compile(rb"\s*(\[\s*)?{\s*[\"}]")
 # Cells with which databases and pandas write that there is no text.
 _NULLS = frozenset(("\\N", "NULL", "NaN", "nan"))
 
-# What a row must be or have, and what to do if it does not.
-_ROWS = {
-    "jsonl": (
-        "be a complete JSON object: the file must be JSON lines, one document "
-        "per line, or a list of objects",
-        "Convert it, e.g. with jq -c ., or set --input_format=text, if it is "
-        "not JSON.",
-    ),
-    "csv": (
-        "have a cell for each column",
-        "Put quotation marks around cells with the delimiter, or write the "
-        "table as JSON lines. --input_format=text reads a list of sentences.",
-    ),
-}
-
 # How bytes that are not UTF-8 are decoded.
 _SURROGATES = "surrogateescape"
 
@@ -203,7 +188,7 @@ def find_inputs(
             name_faults(passed_over),
         )
     if config.tfds:
-        sources += _find_dataset(config)
+        sources.append(_find_dataset(config))
     if not sources:
         raise UserError(
             "input files must not be empty", name_faults(passed_over)
@@ -217,8 +202,7 @@ class CheckedText:
 
     Attributes:
         digests: A digest of the text of each source, in order.
-        num_documents, num_lines, num_characters: As the text is read, without
-            the cuts of long documents.
+        num_documents, num_lines, num_characters: As the text is read.
         num_joined: Number of ends of wrapped lines, which are read as spaces.
         beginning: Its first `_JUDGED_CHARACTERS`.
     """
@@ -281,15 +265,12 @@ def check_inputs(
     with show_progress("checking inputs", num_bytes) as bar:
         reading = Reading(config, bar.update, Counter(), [])
         for source in sources:
-            in_document = False
-            for line in source.read_texts(reading):
-                if line:
-                    num_lines += 1
-                    num_characters += len(line)
-                    num_documents += not in_document
-                in_document = bool(line)
+            for document in _collect_documents(source, reading):
+                num_documents += 1
+                num_lines += len(document)
+                num_characters += sum(map(len, document))
                 if len(beginning) < _JUDGED_CHARACTERS:
-                    beginning += f"{line}\n"
+                    beginning += "\n".join(document) + "\n"
     num_joined = reading.skipped[JOINED_LINES]
     if num_joined:
         logging.info(
@@ -549,8 +530,14 @@ def _text_of(
 ) -> str | None:
     """The text of a row; None if the row says that there is none."""
     if isinstance(values, str):
-        wanted, remedy = _ROWS["jsonl" if form == "jsonl" else "csv"]
-        raise UserError(f"{where} must {wanted}", values, remedy)
+        raise UserError(
+            f"{where} must be a complete JSON object, or have a cell for each "
+            "column of a table",
+            received=values,
+            remedy="Write the file as JSON lines, e.g. with jq -c ., or put "
+            "quotation marks around cells with the delimiter. "
+            "--input_format=text reads it as text.",
+        )
     text = values.get(field, False)
     if _is_list_of_strings(text):
         return " ".join(text)
@@ -688,29 +675,28 @@ def _read_rows(
 
 
 @dataclasses.dataclass(frozen=True)
-class DatasetPart:
-    """A split of a dataset of TensorFlow Datasets, or one shard of a split."""
+class DatasetSplit:
+    """A split of a dataset of TensorFlow Datasets, or a slice of it."""
 
     name: str  # for messages, e.g. "wikipedia/20230601.en/1.0.0:train"
     num_bytes: int
-    instruction: str  # to read, e.g. "train[2shard:3shard]"
 
     def read_texts(self, reading: Reading) -> Iterator[str]:
         """See `TextFile.read_texts`."""
         config = reading.config
         builder = open_dataset(config.tfds)
-        elements = read_elements(builder, self.instruction)
-        total = builder.info.splits[self.instruction].num_examples
+        elements = read_elements(builder, config.tfds_split)
+        total = builder.info.splits[config.tfds_split].num_examples
         texts = (element[config.text_field] for element in elements)
         place = "element", self.name
         yield from _read_rows(texts, total, self.num_bytes, place, reading)
 
 
-Source = TextFile | DatasetPart
+Source = TextFile | DatasetSplit
 
 
-def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
-    """Finds `tfds_split` of `tfds`; a complete split has one part per file."""
+def _find_dataset(config: CorpusConfig) -> DatasetSplit:
+    """Finds `tfds_split` of `tfds`."""
     info = open_dataset(config.tfds).info
     split = config.tfds_split
     try:
@@ -729,20 +715,8 @@ def _find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     # TensorFlow Datasets declares strings as NumPy objects.
     if feature is None or feature.shape != () or feature.np_dtype != np.object_:
         raise _unknown_column(info.full_name, config.text_field, info.features)
-    parts = {split: paths}
-    if split in info.splits:
-        parts = {
-            f"{split}[{i}shard:{i + 1}shard]": [path]
-            for i, path in enumerate(paths)
-        }
-    return [
-        DatasetPart(
-            f"{info.full_name}:{instruction}",
-            sum(map(files.count_bytes, part_paths)),
-            instruction,
-        )
-        for instruction, part_paths in parts.items()
-    ]
+    num_bytes = sum(map(files.count_bytes, paths))
+    return DatasetSplit(f"{info.full_name}:{split}", num_bytes)
 
 
 # --- lines of files -----------------------------------------------------------

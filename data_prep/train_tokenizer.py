@@ -298,18 +298,15 @@ class SentenceSample:
             len(self._heap) > self._max_sentences
             or self.num_characters > self._max_characters
         ):
-            self._drop_one()
+            negative, dropped = heapq.heappop(self._heap)
+            self.threshold = -negative
+            self.num_characters -= len(dropped)
 
     def take(self) -> Iterator[str]:
         """Yields the sentences by increasing priority, and removes them."""
         self._heap.sort()
         while self._heap:
             yield self._heap.pop()[1]
-
-    def _drop_one(self) -> None:
-        negative, sentence = heapq.heappop(self._heap)
-        self.threshold = min(self.threshold, -negative)
-        self.num_characters -= len(sentence)
 
 
 def _draw_sentences(
