@@ -31,6 +31,7 @@ from absl import logging
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io import files, shipped
 from albert_tf.io.artifact import lock
+from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     LABELS_FILE,
     METADATA_FILE,
@@ -70,11 +71,7 @@ from data_prep.shards import (
     list_shards,
     write_shard,
 )
-from data_prep.shuffle import (
-    SpillFiles,
-    count_earlier_equals,
-    rekey_duplicates,
-)
+from data_prep.shuffle import SpillFiles, count_earlier_equals
 
 # By sentence objective; increased when the same text and settings give other
 # examples. The digest of a build contains it as "schema_version".
@@ -419,13 +416,13 @@ def _move_duplicates(state: _State, shard: int) -> int:
         for number, examples in enumerate(parts):
             occurrences = count_earlier_equals(examples.headers)
             indices = np.flatnonzero(occurrences)
-            moved = rekey_duplicates(
-                examples.take(indices), occurrences[indices]
-            )
+            moved = examples.take(indices)
+            keys = random_bits(moved.headers["key"], occurrences[indices])
+            moved.headers["key"] = keys
             state.spilled.write(
                 f"{prefix}-{number:05d}.spill",
                 moved,
-                choose_shards(state.shards, split, moved.headers["key"]),
+                choose_shards(state.shards, split, keys),
             )
     files.write_json(prefix + ".json", {"documents": num_documents})
     return num_documents

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.io import files
-from albert_tf.records.array_ops import random_bits
 from data_prep.segments import HEADER, UnmaskedExamples, count_tokens
 
 # Bytes of examples sorted at a time. Sorting takes several times the memory.
@@ -160,19 +159,6 @@ def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
     differs[1:] = (keys[1:] != keys[:-1]) | (documents[1:] != documents[:-1])
     positions = np.arange(len(headers))
     return positions - np.maximum.accumulate(np.where(differs, positions, 0))
-
-
-def rekey_duplicates(
-    examples: UnmaskedExamples, occurrences: np.ndarray
-) -> UnmaskedExamples:
-    """Gives examples with the keys of earlier equal documents other keys.
-
-    Args:
-        occurrences: The number of earlier equal documents, at least 1.
-    """
-    headers = examples.headers.copy()
-    headers["key"] = random_bits(headers["key"], occurrences)
-    return UnmaskedExamples(headers, examples.tokens)
 
 
 def _sort(headers: np.ndarray) -> np.ndarray:

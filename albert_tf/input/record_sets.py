@@ -158,14 +158,11 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
         UserError: See `find_records`; also if the records hold no masks: all
             evaluations must predict the same tokens.
     """
-    training = dataclasses.replace(
-        config.training,
-        sentence_objective=config.training.held_out_objective(),
-    )
+    objective = config.training.held_out_objective()
     held_out = find_records(
         "eval_input_file",
         config.data.eval_input_file,
-        dataclasses.replace(config, training=training),
+        config.replace(sentence_objective=objective),
         may_be_unpacked=True,
     )
     if held_out.masking == "dynamic":

@@ -473,9 +473,8 @@ def _to_text(value: Any) -> Any:
 def _damaged(path: str, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno:
         return error
-    received, remedy = first_line(error), "Write or copy it again."
-    if "crypt" in received.lower():
-        received, remedy = "encryption", "Write it again without encryption."
     return UserError(
-        f"{path} must be a complete Parquet file", received, remedy
+        f"{path} must be a complete Parquet file, without encryption",
+        received=first_line(error),
+        remedy="Write or copy it again.",
     )
