@@ -11,6 +11,7 @@ Records of google-research/albert have no metadata, so fewer checks apply; their
 examples are text if their vocabulary is next to them, as spiece.model.
 """
 
+import functools
 import itertools
 import posixpath
 import sys
@@ -109,10 +110,12 @@ def _inspect_directory(
         f"{posixpath.join(directory, name)}: must exist; the metadata lists it"
         for name in sorted(checksums.keys() - set(present))
     ]
-    constants = itertools.repeat(shape), itertools.repeat(checksums)
+    inspect = functools.partial(
+        _inspect_shard, shape=shape, checksums=checksums
+    )
     counts: Counter[str] = Counter()
     with futures.ThreadPoolExecutor() as pool:
-        inspected = pool.map(_inspect_shard, shards, *constants)
+        inspected = pool.map(inspect, shards)
         for counts_of_shard, faults_of_shard in tqdm(
             inspected, "inspecting", len(shards), unit="shard"
         ):

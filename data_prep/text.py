@@ -504,13 +504,6 @@ class TextFile:
 
     def _read_parquet(self, num_bytes: int, reading: Reading) -> Iterator[str]:
         """Args: num_bytes: stored bytes that are not reported yet."""
-        with files.open_existing(self.name, "rb") as file:
-            if file.read(4) != tables.PARQUET:
-                raise UserError(
-                    f"{self.name} must be UTF-8",
-                    received="compressed Parquet",
-                    remedy="Unpack it, e.g. with gzip -d.",
-                )
         field = reading.config.text_field
         table = tables.open_parquet(self.name, [field])
         if not table.columns.get(field):

@@ -163,11 +163,6 @@ def main(config: TokenizerConfig) -> None:
         sample.num_characters / 1e6,
         sample.num_characters / _CHARACTERS_PER_SECOND,
     )
-    if not len(sample):
-        raise UserError(
-            "the text must contain sentences to train on",
-            received="only blank lines",
-        )
     parts = (
         part.decode()
         for sentence in sample.take()

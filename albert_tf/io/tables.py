@@ -474,7 +474,8 @@ def _damaged(path: str, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno:
         return error
     return UserError(
-        f"{path} must be a complete Parquet file, without encryption",
+        f"{path} must be a complete Parquet file",
         received=first_line(error),
-        remedy="Write or copy it again.",
+        remedy="Write or copy it again, without encryption; unpack it, if it "
+        "was compressed, e.g. by gzip.",
     )

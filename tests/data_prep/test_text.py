@@ -355,7 +355,7 @@ REFUSED = [
     ("a", b"ORC\x0a", "ORC.*pyarrow.orc"),
     ("a", b"ARROW1\0\0", "Arrow file.*write_table"),
     ("a", b"PARE\x15", "encrypted Parquet"),
-    ("a.parquet.gz", gzip.compress(parquet_of(["a"]), mtime=0), "gzip -d"),
+    ("a.parquet.gz", gzip.compress(parquet_of(["a"]), mtime=0), "by gzip"),
     ("a", b'{"body": "A"}\n', "line 1.*--text_field.*--input_format=text"),
 ]
 # Text that only looks like another format.
