@@ -72,11 +72,7 @@ class ExportConfig(Config):
     max_seq_length: int = setting(
         0,
         "Largest number of tokens of a sequence in the signatures that take "
-        "text. 0: the length that the run trained with. For a fine-tuned "
-        "model, this length is --max_seq_length of the run, or the length of "
-        "its longest example, rounded up, if that is less; for question "
-        "answering, it is larger if a question of --max_query_length would "
-        "leave no room for its context.",
+        "text. 0: --max_seq_length of the run.",
         at_least=0,
     )
     null_threshold: str = setting(

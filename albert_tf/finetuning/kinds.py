@@ -78,6 +78,8 @@ _BIO = {"E-": "I-", "L-": "I-", "M-": "I-", "S-": "B-", "U-": "B-", "W-": "B-"}
 # A list in a cell of a table, as json, pandas or NumPy write it.
 _LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 # Marks between names in a cell, instead of commas.
 _SEPARATORS = ",;|/&+ "
 
@@ -785,7 +787,7 @@ class Regression(_Texts):
 
     def parse_label(self, examples: ExampleSet, row: ExampleRow) -> float:
         number = float(row.label)
-        if not abs(number) <= np.finfo(np.float32).max:  # or NaN
+        if not abs(number) <= _LARGEST:  # or NaN
             raise ValueError("not a finite number of 32 bits")
         return number
 
