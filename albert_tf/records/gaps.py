@@ -12,8 +12,8 @@ GAP = "\ufdd0"
 def gap_rules(word: str) -> tuple[tuple[str, str], ...]:
     """Substitutions that put `GAP` in place of each gap of a question.
 
-    A gap is a row of underscores, but not one between two letters or digits,
-    as in `user_name`.
+    A gap is a row of underscores, but not one or two between two letters or
+    digits, as in `user_name`. In Chinese, letters stand next to a gap.
 
     Args:
         word: Letters and digits, inside of brackets of a regular expression.
@@ -23,6 +23,7 @@ def gap_rules(word: str) -> tuple[tuple[str, str], ...]:
         Pairs of a pattern and its replacement, to be applied in order.
     """
     return (
+        (r"_{3,}", GAP),
         (rf"(^|[^{word}_])_+", rf"\1{GAP}"),
         (rf"_+([^{word}_]|$)", rf"{GAP}\1"),
     )

@@ -212,6 +212,7 @@ GAP_CASES = [
     ("snake_ case__ _case", "x", "snakex casex xcase"),
     ("größe_in_м _", "ä", "größe_in_м ä"),
     ("日本_語 (_)", "は", "日本_語 (は)"),
+    ("name__in 我____你", "爱", "name__in 我爱你"),
     ("1_000 is _\n", "x", "1_000 is x\n"),
     ("_\n_", "x", "x\nx"),
     ("It is _.", r"\1_\\", r"It is \1_\\."),
