@@ -318,7 +318,8 @@ def _find_columns(
     rows = list(itertools.chain.from_iterable(texts))
     counts = collections.Counter(map(len, rows))
     usual = max(counts, key=counts.__getitem__, default=0)
-    cells = list(zip(*(row for row in rows if len(row) == usual), strict=True))
+    usual_rows = [row for row in rows if len(row) == usual]
+    cells = list(zip(*usual_rows, strict=True))  # by column
     word, tag = 0, len(cells) - 1
     while word < tag and all(map(_NUMBER.fullmatch, cells[word])):
         word += 1

@@ -222,8 +222,12 @@ def _score(
 
 def _mean(scores: Sequence[tuple[float, float]]) -> dict[str, float]:
     total = len(scores)
-    exact, f1 = (100.0 * sum(s) / total for s in zip(*scores, strict=True))
-    return {"exact": exact, "f1": f1, "total": total}
+    exact, f1 = map(sum, zip(*scores, strict=True))
+    return {
+        "exact": 100.0 * exact / total,
+        "f1": 100.0 * f1 / total,
+        "total": total,
+    }
 
 
 # --- files of predictions ----------------------------------------------------

@@ -175,9 +175,9 @@ def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
         if task.signature != FILL_MASK:
             print(json.dumps(answer, ensure_ascii=False))
         elif texts.text_pair:
-            (name, probability), *_ = answer.items()
+            name = next(iter(answer))  # in_order or next
             pair = f"{row['text']} | {row['text_pair']}"
-            print(f"{probability:.1%} {name.replace('_', ' ')}: {pair}")
+            print(f"{answer[name]:.1%} {name.replace('_', ' ')}: {pair}")
         else:
             _print_filled(row["text"], answer["masks"])
     if task.signature == FILL_MASK and not texts.text_pair:
@@ -208,15 +208,18 @@ def _print_filled(text: str, masks: Sequence[Mapping[str, float]]) -> None:
 
 def rows_of(texts: TextsConfig) -> list[dict[str, Any]]:
     """A row for each text, or for each text and question."""
-    pairs = texts.second_texts()
-    return [
-        {"text": text}
-        | ({"text_pair": pairs[i]} if pairs else {})
-        | ({"question": question} if texts.question else {})
-        | ({"choice": list(texts.choice)} if texts.choice else {})
-        for i, text in enumerate(texts.text)
-        for question in texts.question or ("",)
-    ]
+    pairs, rows = texts.second_texts(), []
+    for number, text in enumerate(texts.text):
+        for question in texts.question or ("",):
+            row: dict[str, Any] = {"text": text}
+            if pairs:
+                row["text_pair"] = pairs[number]
+            if texts.question:
+                row["question"] = question
+            if texts.choice:
+                row["choice"] = list(texts.choice)
+            rows.append(row)
+    return rows
 
 
 def answer_rows(
@@ -329,7 +332,8 @@ def _check(task: Task, texts: TextsConfig) -> None:
 
 def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     names = sorted(outputs)
-    for values in zip(*(outputs[name] for name in names), strict=True):
+    columns = [outputs[name] for name in names]
+    for values in zip(*columns, strict=True):
         answer = dict(zip(names, values, strict=True))
         if "labels" in answer:
             labels = answer.pop("labels")
