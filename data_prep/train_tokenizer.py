@@ -46,14 +46,8 @@ from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.config import flags
 from albert_tf.errors import UserError
+from albert_tf.io import files
 from albert_tf.io.artifact import Artifact, check_writable
-from albert_tf.io.files import (
-    exists,
-    load_json_if_any,
-    open_existing,
-    write_bytes,
-    write_json,
-)
 from albert_tf.records.array_ops import random_bits
 from albert_tf.records.features import (
     CLS_ID,
@@ -71,18 +65,8 @@ from albert_tf.records.tokenization import (
     make_symbols,
     normalize,
 )
+from data_prep import text
 from data_prep.config import TokenizerConfig
-from data_prep.text import (
-    CheckedText,
-    break_sentences,
-    check_inputs,
-    cut,
-    describe_breaking,
-    find_inputs,
-    find_versions,
-    join_counts,
-    refuse_unknown,
-)
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
 _CHARACTERS_PER_SECOND = 350_000
@@ -121,17 +105,19 @@ def main(config: TokenizerConfig) -> None:
     config.require("model_prefix")
     model_file = config.model_prefix + ".model"
     suffixes = ".model", ".vocab", ".json"
-    found = find_inputs(config, [config.model_prefix + s for s in suffixes])
-    if not exists(model_file):
+    found = text.find_inputs(
+        config, [config.model_prefix + s for s in suffixes]
+    )
+    if not files.exists(model_file):
         check_writable(model_file)
-    checked = check_inputs(found, config)
+    checked = text.check_inputs(found, config)
     digests = sorted(checked.digests.values())
     # Everything that decides the bytes of the model.
     described = {
         "settings": config.result_settings(),
         "inputs_sha256": sha256_of(json.dumps(digests).encode()),
-        **find_versions(config),
-        **describe_breaking(config),
+        **text.find_versions(config),
+        **text.describe_breaking(config),
     }
     symbols = _read_symbols(config.symbols)
     if config.symbols:
@@ -166,7 +152,7 @@ def main(config: TokenizerConfig) -> None:
     parts = (
         part.decode()
         for sentence in sample.take()
-        for part in cut(sentence.encode(), _LONGEST_PART)
+        for part in text.cut(sentence.encode(), _LONGEST_PART)
     )
     model = _train_model(config, parts)
     _write_model(config.model_prefix, model, described)
@@ -174,16 +160,16 @@ def main(config: TokenizerConfig) -> None:
         "%s.model: %d pieces; skipped or split: %s",
         config.model_prefix,
         config.vocab_size,
-        join_counts(skipped) or "nothing",
+        text.join_counts(skipped) or "nothing",
     )
 
 
 def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
     """Whether the model file has this description; another one is refused."""
     path = config.model_prefix + ".model"
-    if not exists(path):
+    if not files.exists(path):
         return False
-    with open_existing(path, "rb") as file:
+    with files.open_existing(path, "rb") as file:
         expected = {**described, "model_sha256": sha256_of(file.read())}
     settings = {**expected, **expected["settings"]}
     del settings["settings"]
@@ -191,7 +177,7 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
         "model_prefix", "model", expected, settings, config.overwrite
     )
     return artifact.compare(
-        load_json_if_any(config.model_prefix + ".json"), path
+        files.load_json_if_any(config.model_prefix + ".json"), path
     )
 
 
@@ -199,7 +185,7 @@ def _read_symbols(path: str) -> str:
     """The characters of a list, in order; "" for those of the text."""
     if path in ("", "text"):
         return ""
-    with open_existing(path, "rb") as file:
+    with files.open_existing(path, "rb") as file:
         content = file.read()
     try:
         symbols = "".join(content.decode("utf-8-sig").splitlines())
@@ -211,7 +197,7 @@ def _read_symbols(path: str) -> str:
 
 
 def _make_symbols(
-    config: TokenizerConfig, checked: CheckedText, symbols: str
+    config: TokenizerConfig, checked: text.CheckedText, symbols: str
 ) -> tuple[bytes, dict[str, int]]:
     """A model of a list of symbols, or of those of the text, and its counts.
 
@@ -221,7 +207,7 @@ def _make_symbols(
     counts: collections.Counter[str] = collections.Counter()
     skipped: collections.Counter[str] = collections.Counter()
     for lines in checked.read_documents("counting symbols", skipped):
-        for sentence in break_sentences(lines, config, skipped):
+        for sentence in text.break_sentences(lines, config, skipped):
             counts.update(sentence)
     total = counts.total()
     if not symbols:
@@ -230,7 +216,7 @@ def _make_symbols(
     num_unknown = sum(unknown.values())
     examples = [f"{c!r} {n:,} times" for c, n in [*unknown.items()][:5]]
     named = f": {', '.join(examples)}"
-    refuse_unknown(num_unknown, total, named)
+    text.refuse_unknown(num_unknown, total, named)
     logging.info(
         "%s.model: %d symbols; %d of %d characters are unknown%s",
         config.model_prefix,
@@ -313,7 +299,7 @@ def _draw_sentences(
     sample = SentenceSample(config.input_sentence_size, config.input_characters)
     is_raw = config.vocabulary_kind == SELF_CONTAINED
     for lines in documents:
-        sentences = break_sentences(lines, config, skipped)
+        sentences = text.break_sentences(lines, config, skipped)
         priorities = draw_priorities(lines, len(sentences))
         for priority, sentence in zip(priorities, sentences, strict=True):
             if priority >= sample.threshold:
@@ -321,11 +307,11 @@ def _draw_sentences(
             if _RESERVED in sentence:  # SentencePiece would drop the sentence
                 sentence = sentence.replace(_RESERVED, " ")
                 skipped[f"sentences with {_RESERVED}, read as a space"] += 1
-            text = normalize(
+            normalized = normalize(
                 sentence, config.do_lower_case, config.keep_accents
             )
-            if text:
-                sample.add(priority, sentence if is_raw else text)
+            if normalized:
+                sample.add(priority, sentence if is_raw else normalized)
     return sample
 
 
@@ -338,9 +324,9 @@ def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
         for i in range(processor.vocab_size())
     )
     described = {**described, "model_sha256": sha256_of(model)}
-    write_bytes(prefix + ".vocab", vocabulary.encode())
-    write_json(prefix + ".json", described)
-    write_bytes(prefix + ".model", model)
+    files.write_bytes(prefix + ".vocab", vocabulary.encode())
+    files.write_json(prefix + ".json", described)
+    files.write_bytes(prefix + ".model", model)
 
 
 # --- training ----------------------------------------------------------------

@@ -25,12 +25,7 @@ import sentencepiece
 from absl import logging
 
 from albert_tf.errors import UserError, first_line
-from albert_tf.io import shipped
-from albert_tf.io.files import (
-    DamagedFileError,
-    load_json_if_any,
-    open_existing,
-)
+from albert_tf.io import files, shipped
 from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
@@ -163,7 +158,7 @@ class Tokenizer:
         self, model_file: str, do_lower_case: bool | None = None
     ) -> None:
         model_file = shipped.find(model_file, shipped.VOCABULARY)
-        with open_existing(model_file, "rb") as file:
+        with files.open_existing(model_file, "rb") as file:
             content = file.read()
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
@@ -533,8 +528,8 @@ def _read_lower_case(model_file: str, sha256: str) -> tuple[bool | None, str]:
     if posixpath.basename(model_file) == TOKENIZER_FILE:
         path = posixpath.join(posixpath.dirname(model_file), _HUGGING_FACE_FILE)
     try:
-        found = load_json_if_any(path) or {}
-    except DamagedFileError:  # a file of another program
+        found = files.load_json_if_any(path) or {}
+    except files.DamagedFileError:  # a file of another program
         found = {}
     settings = found.get("settings", found)
     value = (
