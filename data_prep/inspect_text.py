@@ -20,10 +20,7 @@ def main(config: CorpusConfig) -> None:
     checked = check_inputs(find_inputs(config), config)
     described = {
         "files": len(checked.digests),
-        "documents": checked.num_documents,
-        "lines": checked.num_lines,
-        "characters": checked.num_characters,
-        "joined_lines": checked.num_joined,
+        **checked.counts,
         "lost_accents": describe_lost_accents(checked.beginning),
     }
     print(json.dumps(described, ensure_ascii=False))

@@ -202,17 +202,14 @@ class CheckedText:
 
     Attributes:
         digests: A digest of the text of each source, in order.
-        num_documents, num_lines, num_characters: As the text is read.
-        num_joined: Number of ends of wrapped lines, which are read as spaces.
+        counts: Numbers of "documents", "lines", "characters", and
+            "joined_lines", ends of wrapped lines that are read as spaces.
         beginning: Its first `_JUDGED_CHARACTERS`.
     """
 
     config: CorpusConfig
     digests: Mapping["Source", str]
-    num_documents: int
-    num_lines: int
-    num_characters: int
-    num_joined: int
+    counts: Mapping[str, int]
     beginning: str
 
     @property
@@ -259,32 +256,23 @@ def check_inputs(
         UserError: For damaged files, bytes that are not UTF-8, other formats,
             and JSON without text. The error names file and line.
     """
-    num_documents = num_lines = num_characters = 0
+    counts = dict.fromkeys(("documents", "lines", "characters"), 0)
     beginning = ""
     num_bytes = sum(source.num_bytes for source in sources)
     with show_progress("checking inputs", num_bytes) as bar:
         reading = Reading(config, bar.update, Counter(), [])
         for source in sources:
             for document in _collect_documents(source, reading):
-                num_documents += 1
-                num_lines += len(document)
-                num_characters += sum(map(len, document))
+                counts["documents"] += 1
+                counts["lines"] += len(document)
+                counts["characters"] += sum(map(len, document))
                 if len(beginning) < _JUDGED_CHARACTERS:
                     beginning += "\n".join(document) + "\n"
-    num_joined = reading.skipped[JOINED_LINES]
-    if num_joined:
-        logging.info(
-            "the text has wrapped lines: joined %d of them", num_joined
-        )
-    return CheckedText(
-        config,
-        dict(zip(sources, reading.digests, strict=True)),
-        num_documents,
-        num_lines,
-        num_characters,
-        num_joined,
-        beginning[:_JUDGED_CHARACTERS],
-    )
+    counts["joined_lines"] = number = reading.skipped[JOINED_LINES]
+    if number:
+        logging.info("the text has wrapped lines: joined %d of them", number)
+    digests = dict(zip(sources, reading.digests, strict=True))
+    return CheckedText(config, digests, counts, beginning[:_JUDGED_CHARACTERS])
 
 
 def _collect_documents(
