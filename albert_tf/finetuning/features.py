@@ -97,17 +97,10 @@ class FeatureFiles(NamedTuple):
     checksums: dict[str, str]
     inputs_sha256: str
 
-    def names(self, split: str) -> tuple[str, ...]:
-        """Paths of the files of a split; () without that split."""
-        return tuple(
-            posixpath.join(self.directory, name)
-            for name in self.splits.get(split, ())
-        )
-
     def records(self, split: str) -> RecordSet:
-        """The records of a split."""
+        """The records of a split; none without that split."""
         path = functools.partial(posixpath.join, self.directory)
-        counts = self.splits[split]
+        counts = self.splits.get(split, {})
         return RecordSet(
             {path(name): count for name, count in counts.items()},
             checksums={path(name): self.checksums[name] for name in counts},

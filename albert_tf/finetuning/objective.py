@@ -211,9 +211,8 @@ class Finetuning(Objective):
     def find_held_out(
         self, records: RecordSet | None = None
     ) -> RecordSet | None:
-        if DEV not in self._files.splits:
-            return None
-        return self._files.records(DEV)
+        found = self._files.records(DEV)
+        return found if found.files else None
 
     def record_format(self, records: RecordSet) -> RecordFormat:
         return RecordFormat(self._kind.features(self._head))

@@ -286,8 +286,8 @@ def _resolve(
         head=head,
         max_seq_length=files.max_seq_length,
         max_text_length=length,
-        input_file=files.names(TRAIN),
-        eval_input_file=files.names(DEV),
+        input_file=files.records(TRAIN).files,
+        eval_input_file=files.records(DEV).files,
     )
     if TRAIN in sets:
         complete = choose_steps(complete, files.records(TRAIN).num_records)
