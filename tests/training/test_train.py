@@ -45,6 +45,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
             tmp_path / name,
             strategy="multi_worker",
             dropout_schedule="0:0.1,45:0.0",
+            optimizer="adamw",
             num_train_steps=50 + 20 * kills,
             steps_per_loop=10,
             save_checkpoints_steps=7,
