@@ -110,6 +110,7 @@ def test_only_means_of_sentence_transformers_are_read(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_the_length_of_the_training_travels_with_the_model(
     tiny_records, tmp_path, caplog
 ):

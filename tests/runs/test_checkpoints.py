@@ -1,11 +1,7 @@
 import errno
-import os
 import pathlib
 import random
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -20,6 +16,7 @@ from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.directory import write_config
 from tests.helpers import tiny_run
+from tests.helpers.forked_program import ForkedCode
 
 
 def store_of(directory, shapes, **settings):
@@ -278,32 +275,18 @@ for step in itertools.count(restored.step + 1 if restored else 1):
 
 @pytest.mark.slow
 def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
-    """The process is stopped ten times while it saves and removes, and
-    sometimes killed."""
+    """The process is killed ten times while it saves and removes."""
     rng = random.Random(0)
     variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
     newest = 0
-    process = None
     for _ in range(10):
-        process = process or subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)],
-            stderr=subprocess.DEVNULL,
-        )
-        there = []
-        while not there or there[-1] <= newest + 3:
-            assert process.poll() is None
-            time.sleep(0.001)
-            there = steps_in(tmp_path / "checkpoints")
-        time.sleep(0.02 * rng.random())
-        # A stopped process leaves the files of a killed one; starting a new one
-        # takes seconds.
-        process.send_signal(signal.SIGSTOP)
-        # Waits until all threads have stopped, including the one that writes.
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        if rng.random() < 0.2:
-            process.kill()
-            process.wait()
-            process = None
+        with ForkedCode(SAVE_FOR_EVER, [str(tmp_path)]) as process:
+            there = []
+            while not there or there[-1] <= newest + 3:
+                assert process.poll() is None
+                time.sleep(0.001)
+                there = steps_in(tmp_path / "checkpoints")
+            time.sleep(0.02 * rng.random())
         store = checkpoints.CheckpointStore(
             str(tmp_path), variables, writes=False
         )
@@ -313,11 +296,6 @@ def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
         for variable in variables.values():
             assert (variable.numpy() == checkpoint.step).all()
         assert checkpoint.notes == {"step": checkpoint.step}
-        if process:
-            process.send_signal(signal.SIGCONT)
-    if process:
-        process.kill()
-        process.wait()
 
 
 def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
