@@ -168,7 +168,7 @@ def predict_in_parts(
 def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
     """Prints the predictions of a model for texts; see `albert_tf.predict`."""
     task = find_task(model.list_signatures())
-    _check(task, texts)
+    check(task, texts)
     rows = rows_of(texts)
     answers = answer_rows(model, rows)
     for row, answer in zip(rows, answers, strict=True):
@@ -310,12 +310,21 @@ def find_task(signatures: Sequence[str]) -> Task:
     )
 
 
-def _check(task: Task, texts: TextsConfig) -> None:
+def check(task: Task, texts: TextsConfig, *, has_file: bool = False) -> None:
+    """Refuses texts that a model does not take, or lacks.
+
+    Args:
+        has_file: Whether a file has the texts that are not given.
+
+    Raises:
+        UserError: Naming what to set, and what to omit.
+    """
     settings = ("text", "text_pair", "question", "choice")
     given = [setting for setting in settings if getattr(texts, setting)]
     allowed = {*task.needs, *task.may_have}
     others = [setting for setting in given if setting not in allowed]
-    if set(task.needs) <= set(given) and not others:
+    is_complete = has_file or set(task.needs) <= set(given)
+    if is_complete and not others:
         return
     wanted = ", ".join(task.needs)
     if task.may_have:

@@ -292,6 +292,20 @@ def test_each_row_has_as_many_choices_as_the_first(tmp_path, monkeypatch):
     assert len(asked) == 3
 
 
+def test_flags_that_a_model_does_not_take_are_refused_beside_a_file(
+    tmp_path, monkeypatch
+):
+    model = Signatures("classify_text")
+    monkeypatch.setattr("albert_tf.predict.ExportedModel", lambda _: model)
+    source = tmp_path / "in.txt"
+    source.write_text("a\n")
+    config = PredictConfig(
+        saved_model_dir="export", input_file=str(source), question=("why?",)
+    )
+    with pytest.raises(UserError, match="and omit --question"):
+        main(config)
+
+
 class Lengths:
     """A model whose answer is the length of a text; refuses "stop"."""
 
