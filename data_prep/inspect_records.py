@@ -168,7 +168,9 @@ def _inspect_shard(
         if "masked_lm_weights" in rows:
             counts["masked"] += int(rows["masked_lm_weights"].sum())
     expected = checksums.get(posixpath.basename(shard))
-    if checksums and files.digest(shard) != expected:
+    if checksums and expected is None:
+        faults.insert(0, f"{shard}: the metadata must list it")
+    elif checksums and files.digest(shard) != expected:
         fault = f"{shard}: must have the SHA-256 of the metadata, {expected}"
         faults.insert(0, fault)
     return counts, faults
