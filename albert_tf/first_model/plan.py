@@ -30,7 +30,7 @@ CHARACTERS_PER_TOKEN = 3.8  # of English, with 4,000 pieces
 MANY_PASSES, DROPOUT = 55, 0.1
 
 # FLOP/s of a training, as a multiple of those of NumPy's products in float32
-# (0.8 and 1.4 on two machines; 1.4 to 1.7 times as many in bfloat16, by AMX),
+# (0.8 and 1.4 on two machines; 1.1 to 1.7 times as many in bfloat16, by AMX),
 # and of the peak of an accelerator (a guess).
 OF_NUMPY, OF_PEAK = {"float32": 1.0, "mixed_bfloat16": 1.5}, 0.3
 _UNKNOWN_PEAK = 65e12  # of a GPU that `devices` does not know (a guess)
@@ -61,7 +61,7 @@ SHAPES = (
         0, "albert_mini", "num_hidden_layers=1",
         (16, 64), 1024, 4000, "none", f"{_ADAMW}0.001"),
     Shape(
-        1e15, "albert_mini", "num_hidden_layers=2,inner_group_num=2",
+        5e14, "albert_mini", "num_hidden_layers=2,inner_group_num=2",
         (16, 64, 128), 2048, 8000, "sop", f"{_MUON}0.001"),
     Shape(
         5e15, "albert_mini", f"num_hidden_layers=3,inner_group_num=4,{_WIDER}",

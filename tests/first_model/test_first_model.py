@@ -77,8 +77,8 @@ def test_the_vocabulary_follows_from_the_text(tmp_path):
 
 
 def test_a_faster_machine_and_more_time_give_the_same_larger_model():
-    """An hour on two cores, two, a night, a faster machine, and a GPU."""
-    lengths = [plan_of(minutes).lengths for minutes in (60, 120, 480)]
+    """Half an hour on two cores, one, a night, a faster machine, and a GPU."""
+    lengths = [plan_of(minutes).lengths for minutes in (30, 60, 480)]
     assert lengths == [(16, 64), (16, 64, 128), (64, 128, 512)]
     six_times = plan_of(
         20, TWO_CORES._replace(flop_rate=6 * TWO_CORES.flop_rate)
