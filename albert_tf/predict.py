@@ -77,7 +77,7 @@ from albert_tf.serving.predict import (
     ExportedModel,
     Row,
     answer_rows,
-    check,
+    check_texts,
     find_task,
     print_responses,
     rows_of,
@@ -110,7 +110,7 @@ def main(config: PredictConfig) -> None:
     ):
         raise UserError("output_file must not be input_file", received=output)
     task = find_task(model.list_signatures())
-    check(task, config, has_file=True)
+    check_texts(task, config, has_file=True)
     columns = task.needs, task.may_have
     num_rows = num_without_mask = 0
     for _, texts in _read(config, *columns):  # refuses a bad row

@@ -168,7 +168,7 @@ def predict_in_parts(
 def print_responses(model: ExportedModel, texts: TextsConfig) -> None:
     """Prints the predictions of a model for texts; see `albert_tf.predict`."""
     task = find_task(model.list_signatures())
-    check(task, texts)
+    check_texts(task, texts)
     rows = rows_of(texts)
     answers = answer_rows(model, rows)
     for row, answer in zip(rows, answers, strict=True):
@@ -310,7 +310,9 @@ def find_task(signatures: Sequence[str]) -> Task:
     )
 
 
-def check(task: Task, texts: TextsConfig, *, has_file: bool = False) -> None:
+def check_texts(
+    task: Task, texts: TextsConfig, *, has_file: bool = False
+) -> None:
     """Refuses texts that a model does not take, or lacks.
 
     Args:
